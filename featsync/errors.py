@@ -31,6 +31,10 @@ class FeatureError(FeatsyncError, IndexError):
     """A minibatch asks a feature for rows that it does not have: table and graph do not match."""
 
 
+class FeatureChangedError(FeatsyncError):
+    """A static feature was written while its rows were read ahead: the loop's author acts."""
+
+
 class PlanError(FeatsyncError):
     """An invariant of a plan is broken: a fault of featsync, please report it."""
 

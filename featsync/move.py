@@ -12,16 +12,16 @@ import torch
 class Gather:
     """``target[positions] = source[rows]``, or ``target[:] = source[rows]``.
 
-    Nobody may write ``source``, ``rows`` or ``positions``, or touch ``target``, from `Worker.submit`
-    until the ticket was waited for.
+    From `Worker.submit` until the ticket was waited for nobody may write ``source``, ``rows`` or
+    ``positions``, or touch ``target``.
 
     Attributes:
         what: Name of the feature, for errors.
         source: ``(num_source_rows, *row_shape)``, any strides.
         rows: ``(n,)`` int32 or int64, row numbers in ``source``.
         target: ``(num_target_rows, *row_shape)``, same dtype as ``source``, rows contiguous.
-        positions: ``(n,)`` int64, distinct row numbers in ``target``; ``None``: rows 0 to n-1 in order,
-            and ``target`` has n rows.
+        positions: ``(n,)`` int64, distinct row numbers in ``target``; ``None``: ``target`` has n
+            rows, to be filled in order.
     """
 
     what: str

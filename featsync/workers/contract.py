@@ -5,7 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from featsync.move import Move
+from featsync.pool import private_block
+from featsync.table import Table
 
 
 class Ticket(ABC):
@@ -30,15 +35,27 @@ class Ticket(ABC):
 class Worker(ABC):
     """Carries out moves, one list after the other, in the order of submission.
 
-    Used by one thread at a time. A list that failed does not stop later ones.
+    Made by ``WORKERS[name](device, timeout)``. Used by one thread at a time. A list that failed
+    does not stop later ones.
     """
+
+    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Make a block, ``(num_bytes,)`` uint8, of memory that this worker can fill."""
+        return private_block(num_bytes)
+
+    def admit(self, table: Table) -> None:  # noqa: B027 - most workers serve every table
+        """Accept a table as a source of later moves.
+
+        Raises:
+            ConfigError: This kind of worker cannot read it; the message names the feature.
+        """
 
     @abstractmethod
     def submit(self, moves: Sequence[Move]) -> Ticket:
         """Accept moves and return; only `inline` leaves them until they are waited for.
 
         Raises:
-            ConfigError: A move cannot be done by this kind of worker; the message names the feature.
+            ConfigError: This kind of worker cannot do a move; the message names the feature.
         """
 
     @abstractmethod

@@ -1,0 +1,94 @@
+"""Gives each feature of a loader its cache: finds the one that is there, or makes it.
+
+Caches live on the host's feature object, by device, so that they last as long as the feature and
+loaders of one feature share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from featsync._graphbolt import feature_of
+from featsync.cache_size import slots_of_tables
+from featsync.counts import FeatureStats
+from featsync.device import allocate_slots, free_bytes
+from featsync.plan import FeatureKey
+from featsync.residency import CacheSettings, Residency
+from featsync.session import Mover
+from featsync.settings import PlannerSettings
+from featsync.sources import Sources
+from featsync.table import ForeignTable, Table, TensorTable
+
+_CACHES = "_featsync_caches"
+
+
+def residencies_of(
+    sources: Sources, tables: Mapping[FeatureKey, Table], settings: PlannerSettings, mover: Mover
+) -> dict[FeatureKey, Residency]:
+    """Find or make the cache of each feature, and note in the stats what was chosen.
+
+    Raises:
+        ConfigError: More than there is to cache, or another loader wants the same cache otherwise.
+        CapacityError: The memory is not there.
+    """
+    cachable = {key: table for key, table in tables.items() if isinstance(table, TensorTable)}
+    slots = {} if settings.retention == "none" else slots_of_tables(settings.device_cache, cachable)
+    residencies = {}
+    for key, table in tables.items():
+        if isinstance(table, TensorTable) and slots.get(key):
+            residencies[key] = _residency(
+                sources.store,
+                table,
+                CacheSettings(slots[key], settings.retention, settings.lookahead),
+                settings,
+                mover,
+            )
+        _note(
+            mover.stats.features.setdefault(key, FeatureStats()), table, slots.get(key, 0), settings
+        )
+    return residencies
+
+
+def _residency(
+    store: Any,
+    table: TensorTable,
+    wanted: CacheSettings,
+    settings: PlannerSettings,
+    mover: Mover,
+) -> Residency:
+    feature = feature_of(store, table.key)
+    caches: dict[tuple[FeatureKey, torch.device], Residency]
+    caches = feature.__dict__.setdefault(_CACHES, {})
+    name = (table.key, mover.device.torch_device)
+    if name in caches:
+        caches[name].check_settings(wanted)
+        return caches[name]
+    tensor = table.tensor
+    memory = allocate_slots(
+        str(table.key),
+        (wanted.num_slots, *tensor.shape[1:]),
+        tensor.dtype,
+        mover.device,
+        free_bytes(mover.device),
+    )
+    score = settings.score_of(table.key, table.num_rows)
+    caches[name] = Residency(table.key, wanted, table.num_rows, memory, score)
+    return caches[name]
+
+
+def _note(stats: FeatureStats, table: Table, slots: int, settings: PlannerSettings) -> None:
+    if isinstance(table, ForeignTable):
+        stats.why = "the feature's own read() gives its rows, so they are neither pooled nor cached"
+        return
+    stats.row_bytes = table.row_bytes
+    reasons = ["this rank reads the whole table itself: nothing to exchange"]
+    if slots:
+        reasons.append(f"{slots:,} rows cached by {settings.retention}")
+    else:
+        reasons.append("no device cache, so no id is looked at")
+    if settings.cache_scope == "host":
+        reasons.append("cache_scope=host is no gain for a table that every rank can read")
+    stats.why = "; ".join(reasons)

@@ -1,0 +1,210 @@
+"""One iteration of a loader: which settings, tables and caches it uses, and how far it is.
+
+The Planner and the Syncer bind to one session at ``iter()``. The Syncer drives it::
+
+    minibatch n+1 planned ──begin──▶ Flight ──(moves in the background)──▶ finish ──▶ rows
+                                       │
+           its keep part writes rows of n to slots first, so finish(n) waits for that too
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from featsync.clock import StepClock
+from featsync.counts import FeatureStats, Stats
+from featsync.device import Device
+from featsync.errors import FeatureChangedError
+from featsync.move import Call, Gather, Move
+from featsync.plan import FeatureKey, FeaturePlan, Plan, Want
+from featsync.pool import Pool
+from featsync.residency import Residency
+from featsync.table import ForeignTable, Table, TensorTable, Version
+from featsync.window import PlanWindow
+from featsync.workers import Ticket, Worker
+
+Rows = tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Flight:
+    """The rows of one minibatch on their way.
+
+    Attributes:
+        wants: What the minibatch wants.
+        rows: Per feature the tensors to deliver, one for each of the want's ids; complete once the
+            tickets were waited for.
+        whole: Per feature all its rows in one tensor, of which ``rows`` are views.
+        tickets: What to wait for: the fetch, and later the keep that reads these rows.
+    """
+
+    wants: Mapping[FeatureKey, Want]
+    rows: dict[FeatureKey, Rows] = field(default_factory=dict)
+    whole: dict[FeatureKey, torch.Tensor] = field(default_factory=dict)
+    tickets: list[Ticket] = field(default_factory=list)
+
+
+class Mover:
+    """What outlives a session of one loader: worker, device, warm memory, counts.
+
+    Args:
+        device: Where rows are delivered.
+        worker: Who moves them.
+        stats: Where to count.
+    """
+
+    def __init__(self, device: Device, worker: Worker, stats: Stats) -> None:
+        self.device = device
+        self.worker = worker
+        self.stats = stats
+        self._pools: dict[FeatureKey, Pool] = {}
+
+    def empty(self, key: FeatureKey, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for rows of one feature."""
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool(allocate=self.worker.allocate)
+        return self.device.empty(pool, shape, dtype)
+
+
+class Session:
+    """One iteration; used by the thread that iterates.
+
+    Args:
+        tables: Home of every feature that the loader delivers.
+        residencies: Caches that this session may use; it drives those that nobody else drives.
+        mover: Worker, memory and counts of the loader.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[FeatureKey, Table],
+        residencies: Mapping[FeatureKey, Residency],
+        mover: Mover,
+    ) -> None:
+        self.clock = StepClock()
+        self._tables = tables
+        self._mover = mover
+        self._versions: dict[FeatureKey, Version] = {
+            key: table.version for key, table in tables.items() if isinstance(table, TensorTable)
+        }
+        self._residencies = {
+            key: residency
+            for key, residency in residencies.items()
+            if residency.drive(self.clock.is_running, self._versions[key])
+        }
+        self.window = PlanWindow({k: r.retention for k, r in self._residencies.items()})
+
+    def begin(self, plan: Plan, wants: Mapping[FeatureKey, Want], last: Flight | None) -> Flight:
+        """Start carrying out a plan and return.
+
+        Args:
+            plan: Fetch for this minibatch, keep of the last.
+            wants: What this minibatch wants.
+            last: The flight of the minibatch before, not finished yet.
+        """
+        flight = Flight(wants)
+        if last is not None and (keeps := self._keep_moves(plan, last)):
+            last.tickets.append(self._mover.worker.submit(keeps))
+        moves: list[Move] = []
+        for key, want in wants.items():
+            moves += self._fetch_moves(key, want, plan.features[key], flight)
+        flight.tickets.append(self._mover.worker.submit(moves))
+        for key, part in plan.features.items():
+            self._count(key).count(part)
+        self._mover.stats.plan_s += plan.seconds
+        return flight
+
+    def finish(self, flight: Flight) -> Mapping[FeatureKey, Rows]:
+        """Block until the rows are there, and hand them over.
+
+        Returns:
+            Per feature one ``(num_rows, *row_shape)`` tensor for each of the want's ids. They are
+            the caller's: their memory returns to the pool when nothing refers to it any more.
+
+        Raises:
+            FeatureError: An id outside a table.
+            FeatureChangedError: A static feature was written while its rows were read ahead.
+            PeerError: The worker is gone, or took too long.
+        """
+        stats = self._mover.stats
+        start = time.perf_counter()
+        for ticket in flight.tickets:
+            ticket.wait()
+        stats.wait_s += time.perf_counter() - start
+        stats.transfer_s += sum(ticket.seconds for ticket in flight.tickets)
+        stats.minibatches += 1
+        self._check_unchanged(flight)
+        self._mover.device.hand_over([tensor for rows in flight.rows.values() for tensor in rows])
+        self.clock.deliver()
+        return flight.rows
+
+    def close(self) -> None:
+        """End the iteration: caches are free to be driven by another. Waits for nothing."""
+        self.clock.stop()
+
+    def _count(self, key: FeatureKey) -> FeatureStats:
+        return self._mover.stats.features[key]
+
+    def _keep_moves(self, plan: Plan, last: Flight) -> list[Move]:
+        moves: list[Move] = []
+        for key, part in plan.features.items():
+            if part.keep is None or len(part.keep.positions) == 0:
+                continue
+            moves.append(
+                Gather(
+                    str(key),
+                    source=last.whole[key],
+                    rows=torch.from_numpy(part.keep.positions),
+                    target=self._residencies[key].slots,
+                    positions=torch.from_numpy(part.keep.slots).long(),
+                )
+            )
+        return moves
+
+    def _fetch_moves(
+        self, key: FeatureKey, want: Want, part: FeaturePlan, flight: Flight
+    ) -> Sequence[Move]:
+        table = self._tables[key]
+        if isinstance(table, ForeignTable):
+            return [Call(str(key), _reader(table, want, flight, self._mover.device.torch_device))]
+        source, fetch = table.tensor, part.fetch
+        whole = self._mover.empty(key, (want.num_rows, *source.shape[1:]), source.dtype)
+        flight.whole[key] = whole
+        flight.rows[key] = torch.split(whole, [len(ids) for ids in want.ids])
+        if fetch.home_positions is None:
+            return [
+                Gather(str(key), source, ids, rows)
+                for ids, rows in zip(want.ids, flight.rows[key], strict=True)
+            ]
+        if fetch.cached_positions is None or fetch.cached_slots is None:
+            raise ValueError(f"{fetch} names home positions but no cached ones")
+        ids = torch.cat(want.ids)
+        slots = self._residencies[key].slots
+        return [
+            Gather(str(key), source, ids[fetch.home_positions], whole, fetch.home_positions),
+            Gather(str(key), slots, fetch.cached_slots, whole, fetch.cached_positions),
+        ]
+
+    def _check_unchanged(self, flight: Flight) -> None:
+        for key in flight.wants:
+            table = self._tables[key]
+            if isinstance(table, TensorTable) and table.version != self._versions[key]:
+                raise FeatureChangedError(
+                    f"feature {key} was updated inside a loop that reads it ahead: the rows of the "
+                    f"next minibatch were read before. Update static features between epochs, or "
+                    f"make it a featsync.DynamicFeature."
+                )
+
+
+def _reader(
+    table: ForeignTable, want: Want, flight: Flight, device: torch.device
+) -> Callable[[], None]:
+    def read() -> None:
+        flight.rows[table.key] = tuple(table.read(ids).to(device) for ids in want.ids)
+
+    return read

@@ -1,0 +1,77 @@
+"""A feature's home: the rows themselves, as the Syncer reads them. Knows nothing of DGL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from featsync.plan import FeatureKey
+from featsync.segment import Segment
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a tensor was when it was looked at; equal as long as nobody wrote or replaced it.
+
+    Writes are seen through torch's version counter: in-place operations of this process, not those
+    of other processes, nor writes through NumPy.
+    """
+
+    tensor_id: int
+    writes: int
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """Rows in one tensor, in memory of any kind: private, shared, mapped from a file, on a device.
+
+    Attributes:
+        key: The feature.
+        current: Gives the tensor ``(num_rows, *row_shape)`` as it is now; the host may replace it.
+        segment: The shared memory that the tensor lies in, if any.
+    """
+
+    key: FeatureKey
+    current: Callable[[], torch.Tensor] = field(repr=False)
+    segment: Segment | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The rows, ``(num_rows, *row_shape)``."""
+        return self.current()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return len(self.tensor)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        tensor = self.tensor
+        return tensor.shape[1:].numel() * tensor.element_size()
+
+    @property
+    def version(self) -> Version:
+        """Changes whenever this process writes to the tensor or replaces it."""
+        tensor = self.tensor
+        # Tensors made in inference mode count no writes; they cannot be written outside it either.
+        return Version(id(tensor), 0 if tensor.is_inference() else tensor._version)
+
+
+@dataclass(frozen=True)
+class ForeignTable:
+    """Rows that only the user's own ``read`` can give; never cached, since their number is unknown.
+
+    Attributes:
+        key: The feature.
+        read: ``(n,)`` ids to ``(n, *row_shape)`` rows; called on the worker's thread.
+    """
+
+    key: FeatureKey
+    read: Callable[[torch.Tensor], torch.Tensor] = field(repr=False)
+
+
+Table = TensorTable | ForeignTable
