@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 CORE_BIN := $(CORE)/bin
 # The newest torch that the core is tested with. It has no DGL, which is the point.
 CORE_TORCH := torch==2.13.0
-PIP_INSTALL := pip install --quiet --disable-pip-version-check
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt
 # One thread each: the tests start many processes.
 export OMP_NUM_THREADS ?= 1
 

@@ -70,7 +70,7 @@ def _tensors_of(store: Any) -> dict[FeatureKey, torch.Tensor]:
         table = table_of(store, key)
         if not isinstance(table, TensorTable):
             raise ConfigError(
-                f"featsync.share: feature {key} is no tensor but has a read() of its own; make it a "
+                f"featsync.share: feature {key} is no tensor but has its own read(); make it a "
                 f"gb.TorchBasedFeature, or leave it out"
             )
         tensors[key] = table.tensor
