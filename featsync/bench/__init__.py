@@ -1,0 +1,1 @@
+"""Compares pipelines: a process for each configuration and rank, wrong rows beside every speed."""

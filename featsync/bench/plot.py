@@ -1,0 +1,46 @@
+"""Draw a report: each epoch a dot, its median a line, the floor dashed."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from featsync.errors import ConfigError
+
+_PANELS = {"epoch_s": "epoch, seconds", "cpu_s": "CPU, seconds", "wait_s": "waiting, seconds"}
+
+
+def check_plot() -> None:
+    """Say early that the package that draws is missing.
+
+    Raises:
+        ConfigError: It is.
+    """
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'featsync[plot]'") from error
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Write the picture of a report to a file whose ending names the format."""
+    from matplotlib.figure import Figure
+
+    runs = report["runs"]
+    figure = Figure(figsize=(4 * len(_PANELS), 1.2 + 0.5 * len(runs)), layout="constrained")
+    panels = figure.subplots(1, len(_PANELS), sharey=True)
+    for panel, (key, label) in zip(panels, _PANELS.items(), strict=True):
+        for position, run in enumerate(runs):
+            values = run[key]
+            panel.plot(values, [position] * len(values), "o", alpha=0.4, color=f"C{position}")
+            middle = statistics.median(values)
+            panel.plot([middle] * 2, [position - 0.3, position + 0.3], color=f"C{position}")
+        if key == "epoch_s":
+            panel.axvline(report["floor_s"], linestyle="--", color="gray")
+        panel.set_xlim(left=0 if min(min(run[key]) for run in runs) >= 0 else None)
+        panel.set_xlabel(label)
+    panels[0].set_yticks(range(len(runs)), [run["config"] for run in runs])
+    panels[0].invert_yaxis()
+    figure.suptitle(f"{report['workload']['ranks']} rank(s), model {report['workload']['model']}")
+    figure.savefig(path)
