@@ -149,12 +149,13 @@ class MoverLink:
         while self._lost is None:
             try:
                 socket.send_fds(self._link, [data], fds, flags)
-                return
             except BlockingIOError:
                 with contextlib.suppress(PeerError):
                     self.receive()  # its answers may be what fills the way
             except (BrokenPipeError, ConnectionResetError) as error:
                 self._ended().__cause__ = error
+            else:
+                return
 
     def _read(self) -> None:
         try:
