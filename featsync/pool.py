@@ -85,7 +85,7 @@ class Pool:
         block = None if chosen is None else candidates.pop(chosen)
         if block is None and candidates:
             del candidates[0]  # too small for what is asked now: a larger one takes its place
-        self._free.extend(candidates[-self._spare :])
+        self._free.extend(candidates[max(0, len(candidates) - self._spare) :])
         if block is None:
             block = self._allocate(num_bytes + num_bytes // _HEADROOM)
         return block
