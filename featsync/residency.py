@@ -79,6 +79,13 @@ class Residency:
             self._holds = version
         return True
 
+    def distrust(self) -> None:
+        """Let the next session start empty: not every row that was to be kept got to its slot.
+
+        Safe in a finalizer: it sets one attribute.
+        """
+        self._holds = None
+
     def check_settings(self, settings: CacheSettings) -> None:
         """Refuse a second loader that wants this cache otherwise.
 

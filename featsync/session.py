@@ -18,7 +18,7 @@ import torch
 from featsync.clock import StepClock
 from featsync.counts import FeatureStats, Stats
 from featsync.device import Device
-from featsync.errors import FeatureChangedError
+from featsync.errors import ConfigError, FeatureChangedError
 from featsync.move import Call, Gather, Move
 from featsync.plan import FeatureKey, FeaturePlan, Plan, Want
 from featsync.pool import Pool
@@ -98,6 +98,7 @@ class Session:
             if residency.drive(self.clock.is_running, self._versions[key])
         }
         self.window = PlanWindow({k: r.retention for k, r in self._residencies.items()})
+        self._num_begun = 0
 
     def begin(self, plan: Plan, wants: Mapping[FeatureKey, Want], last: Flight | None) -> Flight:
         """Start carrying out a plan and return.
@@ -106,7 +107,17 @@ class Session:
             plan: Fetch for this minibatch, keep of the last.
             wants: What this minibatch wants.
             last: The flight of the minibatch before, not finished yet.
+
+        Raises:
+            ConfigError: The plan is not the next one.
         """
+        if plan.batch != self._num_begun:
+            raise ConfigError(
+                f"sync_feature got plan {plan.batch} where plan {self._num_begun} was due: a stage "
+                f"between plan_feature and sync_feature drops or reorders minibatches. Put that "
+                f"stage before plan_feature or after sync_feature."
+            )
+        self._num_begun += 1
         flight = Flight(wants)
         if last is not None and (keeps := self._keep_moves(plan, last)):
             last.tickets.append(self._mover.worker.submit(keeps))
@@ -145,6 +156,11 @@ class Session:
 
     def close(self) -> None:
         """End the iteration: caches are free to be driven by another. Waits for nothing."""
+        # What plan n keeps of n - 1 is known to be in its slots once n - 1 was delivered. It may
+        # not be if a minibatch failed, or a stage between Planner and Syncer.
+        if self.clock.is_running() and self.window.num_planned > self.clock.delivered + 1:
+            for residency in self._residencies.values():
+                residency.distrust()
         self.clock.stop()
 
     def _count(self, key: FeatureKey) -> FeatureStats:

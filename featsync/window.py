@@ -68,6 +68,9 @@ class PlanWindow:
     Args:
         retentions: The policy of each feature that has a cache; the others are read from home, and
             none of their ids is looked at.
+
+    Attributes:
+        num_planned: Plans made so far.
     """
 
     def __init__(self, retentions: Mapping[FeatureKey, Retention]) -> None:
@@ -75,7 +78,7 @@ class PlanWindow:
         self._known: deque[tuple[Mapping[FeatureKey, Want], dict[FeatureKey, DistinctIds]]]
         self._known = deque()
         self._planned: dict[FeatureKey, DistinctIds] | None = None
-        self._batch = 0
+        self.num_planned = 0
 
     def push(self, wants: Mapping[FeatureKey, Want]) -> None:
         """Make the ids of one more minibatch known."""
@@ -104,7 +107,8 @@ class PlanWindow:
         }
         for key in keeps.keys() - features.keys():  # wanted by the last minibatch, not by this one
             features[key] = FeaturePlan(Fetch(0), keeps[key])
-        batch, self._batch, self._planned = self._batch, self._batch + 1, distinct
+        batch, self._planned = self.num_planned, distinct
+        self.num_planned += 1
         return Plan(batch, features, time.perf_counter() - start)
 
     def _fetch(
