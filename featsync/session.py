@@ -156,9 +156,10 @@ class Session:
 
     def close(self) -> None:
         """End the iteration: caches are free to be driven by another. Waits for nothing."""
-        # What plan n keeps of n - 1 is known to be in its slots once n - 1 was delivered. It may
-        # not be if a minibatch failed, or a stage between Planner and Syncer.
-        if self.clock.is_running() and self.window.num_planned > self.clock.delivered + 1:
+        # What plan n keeps of n - 1 is in its slots if n was begun and n - 1 delivered. That is not
+        # so if a minibatch failed, or a stage between Planner and Syncer.
+        num_carried_out = min(self._num_begun, self.clock.delivered + 1)
+        if self.clock.is_running() and num_carried_out < self.window.num_planned:
             for residency in self._residencies.values():
                 residency.distrust()
         self.clock.stop()
