@@ -1,0 +1,43 @@
+"""Hypothesis profile, and what is left out where DGL or a GPU is missing, with the reason shown."""
+
+import importlib.util
+import re
+
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples in every run, on every machine.
+settings.register_profile(
+    "featsync", derandomize=True, database=None, deadline=None, max_examples=50
+)
+settings.load_profile("featsync")
+
+HAS_DGL = importlib.util.find_spec("dgl") is not None
+NO_DGL = "needs DGL, which is not installed: pip install 'featsync[dgl]'"
+NO_GPU = f"needs a CUDA device; torch {torch.__version__} sees none"
+
+# A module that is marked as a whole may import DGL at its top.
+_NEEDS_DGL = re.compile(r"^pytestmark\s*=\s*(\[[^\]]*)?pytest\.mark\.dgl\b", re.MULTILINE)
+
+
+class LeftOutModule(pytest.Module):
+    """A test module that is not imported, and is reported as skipped."""
+
+    def collect(self):
+        pytest.skip(NO_DGL, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if HAS_DGL or not _NEEDS_DGL.search(module_path.read_text(encoding="utf-8")):
+        return None
+    return LeftOutModule.from_parent(parent, path=module_path)
+
+
+def pytest_collection_modifyitems(items):
+    has_gpu = torch.cuda.is_available()
+    for item in items:
+        if not HAS_DGL and item.get_closest_marker("dgl"):
+            item.add_marker(pytest.mark.skip(reason=NO_DGL))
+        if not has_gpu and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))

@@ -1,0 +1,98 @@
+"""Drives a Session as the two stages do, without DGL."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from featsync.counts import FeatureStats, Stats
+from featsync.device import CpuDevice
+from featsync.residency import CacheSettings, Residency
+from featsync.segment import Segment
+from featsync.session import Mover, Session
+from featsync.table import TensorTable
+from featsync.workers import WORKERS
+
+TIMEOUT_S = 20.0
+
+
+def same_bits(found, wanted):
+    """Whether two tensors are equal bit for bit, NaN included."""
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        return False
+    numbers = [
+        np.ascontiguousarray(t.view(torch.uint8)) if t.numel() else b""
+        for t in (found.contiguous().reshape(-1), wanted.contiguous().reshape(-1))
+    ]
+    return bytes(numbers[0]) == bytes(numbers[1])
+
+
+def table(key, tensor):
+    return TensorTable(key, lambda: tensor)
+
+
+def residency(key, tensor, num_slots, policy="window", window=2, score=None):
+    """A cache whose slots hold nothing that could be taken for a row by chance."""
+    slots = torch.full((num_slots, *tensor.shape[1:]), 119).to(tensor.dtype)
+    settings = CacheSettings(num_slots, policy, window)
+    return Residency(key, settings, len(tensor), slots, score)
+
+
+def mover(keys, worker="inline", device=None):
+    device = device or CpuDevice()
+    stats = Stats({key: FeatureStats() for key in keys})
+    return Mover(device, WORKERS[worker](device, TIMEOUT_S), stats)
+
+
+def in_shared_memory(tensor):
+    """A copy that every kind of worker can read, and the segment that it lies in."""
+    segment = Segment.create(tensor.numel() * tensor.element_size())
+    copy = torch.from_numpy(segment.array).view(tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor), segment
+
+
+def plans(window, batches, lookahead):
+    """Push and plan as the Planner does; yield each plan with what its minibatch wants."""
+    source, known = iter(batches), deque()
+    while True:
+        while len(known) < lookahead and (wants := next(source, None)) is not None:
+            window.push(wants)
+            known.append(wants)
+        if not known:
+            return
+        wants = known.popleft()
+        yield window.plan(), wants
+
+
+def deliveries(session, batches, lookahead):
+    """Begin and finish as the Syncer does; yield each minibatch's wants and rows."""
+    last = None
+    try:
+        for plan, wants in plans(session.window, batches, lookahead):
+            flight = session.begin(plan, wants, last)
+            ready, last = last, flight
+            if ready is not None:
+                yield ready.wants, session.finish(ready)
+        if last is not None:
+            yield last.wants, session.finish(last)
+    finally:
+        session.close()
+
+
+def wrong_rows(delivered, wants, tables):
+    """Names of the features whose rows are not the table's own."""
+    return [
+        str(key)
+        for key, want in wants.items()
+        if len(delivered[key]) != len(want.ids)
+        or not all(
+            same_bits(rows, tables[key][ids.long()])
+            for rows, ids in zip(delivered[key], want.ids, strict=True)
+        )
+    ]
+
+
+def open_session(tables, caches, mover):
+    return Session({key: table(key, tensor) for key, tensor in tables.items()}, caches, mover)
