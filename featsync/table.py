@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,16 +12,28 @@ from featsync.plan import FeatureKey
 from featsync.segment import Segment
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Version:
     """What a tensor was when it was looked at; equal as long as nobody wrote or replaced it.
 
     Writes are seen through torch's version counter: in-place operations of this process, not those
     of other processes, nor writes through NumPy.
+
+    Attributes:
+        tensor: The tensor itself, and not its ``id``, which a later one may get.
+        writes: How often it was written.
     """
 
-    tensor_id: int
+    tensor: weakref.ref[torch.Tensor]
     writes: int
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Version):
+            return NotImplemented
+        tensor = self.tensor()
+        return tensor is not None and tensor is other.tensor() and self.writes == other.writes
+
+    __hash__ = None  # type: ignore[assignment] - compared, never looked up
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class TensorTable:
         """Changes whenever this process writes to the tensor or replaces it."""
         tensor = self.tensor
         # Tensors made in inference mode count no writes; they cannot be written outside it either.
-        return Version(id(tensor), 0 if tensor.is_inference() else tensor._version)
+        return Version(weakref.ref(tensor), 0 if tensor.is_inference() else tensor._version)
 
 
 @dataclass(frozen=True)
