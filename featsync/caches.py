@@ -14,8 +14,10 @@ import torch
 from featsync._graphbolt import feature_of
 from featsync.cache_size import slots_of_tables
 from featsync.counts import FeatureStats
-from featsync.device import allocate_slots, free_bytes
+from featsync.device import free_bytes
+from featsync.errors import CapacityError
 from featsync.plan import FeatureKey
+from featsync.pool import bytes_of, tensor_in
 from featsync.residency import CacheSettings, Residency
 from featsync.session import Mover
 from featsync.settings import PlannerSettings
@@ -67,16 +69,29 @@ def _residency(
         caches[name].check_settings(wanted)
         return caches[name]
     tensor = table.tensor
-    memory = allocate_slots(
-        str(table.key),
-        (wanted.num_slots, *tensor.shape[1:]),
-        tensor.dtype,
-        mover.device,
-        free_bytes(mover.device),
-    )
+    memory = _slots(table.key, (wanted.num_slots, *tensor.shape[1:]), tensor.dtype, mover)
     score = settings.score_of(table.key, table.num_rows)
     caches[name] = Residency(table.key, wanted, table.num_rows, memory, score)
     return caches[name]
+
+
+def _slots(
+    key: FeatureKey, shape: tuple[int, ...], dtype: torch.dtype, mover: Mover
+) -> torch.Tensor:
+    """Allocate a cache's memory where the worker can fill it, or say that it does not fit.
+
+    Raises:
+        CapacityError: It does not fit; nothing was taken.
+    """
+    needed, free = bytes_of(shape, dtype), free_bytes(mover.device)
+    if needed > free:
+        raise CapacityError(
+            f"plan_feature.device_cache: {shape[0]:,} rows of {key} need {needed:,} bytes on "
+            f"{mover.device.torch_device}, where {free:,} are free. Ask for a smaller cache."
+        )
+    if mover.device.torch_device.type != "cpu" or needed == 0:
+        return torch.empty(shape, dtype=dtype, device=mover.device.torch_device)
+    return tensor_in(mover.worker.allocate(needed), shape, dtype)
 
 
 def _note(stats: FeatureStats, table: Table, slots: int, settings: PlannerSettings) -> None:

@@ -20,13 +20,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featsync.errors import CapacityError, ConfigError, FeatureError
+from featsync.errors import ConfigError, FeatureError
 from featsync.move import Call, Gather, Move
 from featsync.pool import Pool, private_block
 
@@ -253,30 +252,6 @@ def check_device(name: str | torch.device | None) -> None:
             f"sync_feature.device = {name!r} is not there: torch {torch.__version__} sees {count} "
             f"CUDA devices. Leave device out to deliver on the CPU."
         )
-
-
-def allocate_slots(
-    what: str, shape: tuple[int, ...], dtype: torch.dtype, device: Device, free_bytes: int
-) -> torch.Tensor:
-    """Allocate a cache's memory, or say that it does not fit before anything is taken.
-
-    Args:
-        what: The feature, for the error.
-        shape: ``(num_slots, *row_shape)``.
-        dtype: Of the rows.
-        device: Where the cache lies.
-        free_bytes: Memory that is free there.
-
-    Raises:
-        CapacityError: It does not fit.
-    """
-    needed = prod(shape) * torch.empty(0, dtype=dtype).element_size()
-    if needed > free_bytes:
-        raise CapacityError(
-            f"plan_feature.device_cache: {shape[0]:,} rows of {what} need {needed:,} bytes on "
-            f"{device.torch_device}, where {free_bytes:,} are free. Ask for a smaller cache."
-        )
-    return torch.empty(shape, dtype=dtype, device=device.torch_device)
 
 
 def free_bytes(device: Device) -> int:

@@ -10,7 +10,8 @@ The way back needs no call: each tensor wraps a new NumPy view of its block, and
 node refers to it. A finalizer runs inside any allocation of any thread, so it only appends to a
 deque, which is atomic and takes no lock.
 
-Delivered tensors cannot be resized: ``resize_`` and ``set_`` fail on them.
+Delivered tensors cannot be resized: ``resize_`` fails on them. ``set_`` makes a tensor one
+of other memory, and does not touch the block.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +39,27 @@ def private_block(num_bytes: int) -> NDArray[np.uint8]:
     raw = np.empty(num_bytes + _ALIGNMENT, dtype=np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + num_bytes]
+
+
+def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes of a contiguous tensor."""
+    return prod(shape) * torch.empty(0, dtype=dtype).element_size()
+
+
+def tensor_in(block: NDArray[np.uint8], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor of a block's memory; it, its views and arrays made of it keep ``block`` alive.
+
+    Args:
+        block: ``(num_bytes,)`` with as many bytes as the tensor has, at least one.
+        shape: Of the tensor.
+        dtype: Any dtype that torch has.
+    """
+    return torch.from_numpy(_integers(block, dtype)).view(dtype).view(shape)
+
+
+def _integers(block: NDArray[np.uint8], dtype: torch.dtype) -> NDArray[Any]:
+    """View bytes as items of the size of ``dtype``."""
+    return block.view(_BY_ITEM_SIZE[torch.empty(0, dtype=dtype).element_size()])
 
 
 class Pool:
@@ -63,12 +86,13 @@ class Pool:
             shape: Wanted shape; its memory is contiguous.
             dtype: Any dtype that torch has.
         """
-        item_bytes = torch.empty(0, dtype=dtype).element_size()
-        num_bytes = prod(shape) * item_bytes
+        num_bytes = bytes_of(shape, dtype)
         if num_bytes == 0:
             return torch.empty(shape, dtype=dtype)
         block = self._block(num_bytes)
-        view = block[:num_bytes].view(_BY_ITEM_SIZE[item_bytes])
+        view = _integers(block[:num_bytes], dtype)
+        # On the very array that the tensor is made of: NumPy's views of views refer to the block,
+        # not to the view between.
         weakref.finalize(view, self._free.append, block).atexit = False
         return torch.from_numpy(view).view(dtype).view(shape)
 
