@@ -33,8 +33,6 @@ class Version:
         tensor = self.tensor()
         return tensor is not None and tensor is other.tensor() and self.writes == other.writes
 
-    __hash__ = None  # type: ignore[assignment] - compared, never looked up
-
 
 @dataclass(frozen=True)
 class TensorTable:
