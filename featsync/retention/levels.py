@@ -32,7 +32,7 @@ class CountedLevels:
     """Level = uses so far. All are halved when it takes 64 of them to hold a slot.
 
     A level grows by one a batch and halving takes the threshold to 32, so the pass over all rows
-    comes at most once in 32 batches: at 10M rows 1.2 ms of 32 * 20 ms.
+    comes at most once in 32 batches: at 10M rows 1 ms (and 3 ms for 2M slots) of 32 * 15.
     """
 
     def __init__(self, num_rows: int) -> None:
