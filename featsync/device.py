@@ -29,6 +29,8 @@ from featsync.errors import ConfigError, FeatureError
 from featsync.move import Call, Gather, Move
 from featsync.pool import Pool, private_block
 
+_STAGING_BLOCKS = 32  # gathers of one minibatch, one or two a feature and layer
+
 
 class Device(ABC):
     """Makes memory for delivered rows and fills it."""
@@ -174,7 +176,7 @@ class StagedDevice(Device):
     def __init__(self, torch_device: torch.device, streams: Streams) -> None:
         self.torch_device = torch_device
         self._streams = streams
-        self._staging = Pool(allocate=streams.staging_block)
+        self._staging = Pool(_STAGING_BLOCKS, streams.staging_block)
 
     def empty(self, pool: Pool, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Ask the accelerator's own allocator, on the side stream."""
