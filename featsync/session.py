@@ -78,6 +78,9 @@ class Session:
         tables: Home of every feature that the loader delivers.
         residencies: Caches that this session may use; it drives those that nobody else drives.
         mover: Worker, memory and counts of the loader.
+
+    Raises:
+        ConfigError: A feature needs a gradient.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class Session:
         residencies: Mapping[FeatureKey, Residency],
         mover: Mover,
     ) -> None:
+        for table in tables.values():
+            _refuse_learning(table)
         self.clock = StepClock()
         self._tables = tables
         self._mover = mover
@@ -216,6 +221,15 @@ class Session:
                     f"next minibatch were read before. Update static features between epochs, or "
                     f"make it a featsync.DynamicFeature."
                 )
+
+
+def _refuse_learning(table: Table) -> None:
+    if isinstance(table, TensorTable) and table.tensor.requires_grad:
+        raise ConfigError(
+            f"feature {table.key} is a tensor that requires grad, and rows that were read ahead "
+            f"know nothing of its gradient. Give features.detach() for rows that do not learn, or "
+            f"make it a featsync.DynamicFeature with an optimizer of featsync.optim."
+        )
 
 
 def _reader(
