@@ -37,6 +37,10 @@ Modules = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="MODULE", help="Import first; it may register stages."),
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting: --set num_workers=2"),
+]
 
 
 @app.callback()
@@ -62,12 +66,13 @@ def bench(  # noqa: PLR0913 - each is an option of the command line
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw the report.")] = None,
     trace_file: Annotated[Path | None, typer.Option("--trace", help="Write a trace.")] = None,
+    overrides: Overrides = None,
     modules: Modules = None,
 ) -> None:
     """Compare pipelines: interleaved epochs, ratios pair by pair, wrong rows beside them."""
     from featsync.bench import command
 
-    loaded = [_load(path, modules) for path in configs]
+    loaded = [_load(path, overrides, modules) for path in configs]
     options = command.options(
         ranks=ranks,
         epochs=epochs,
@@ -99,12 +104,13 @@ def bench(  # noqa: PLR0913 - each is an option of the command line
 def check(
     config: ConfigPath,
     minibatches: Annotated[int, typer.Option(min=1, help="How many to compare.")] = 20,
+    overrides: Overrides = None,
     modules: Modules = None,
 ) -> None:
     """Build a pipeline, compare its rows with the tables, and say what was chosen and why."""
     from featsync.inspection import check_pipeline, choices_table
 
-    loaded = _load(config, modules)
+    loaded = _load(config, overrides, modules)
     with _progress() as on_progress:
         outcome = check_pipeline(loaded, minibatches, on_progress)
     _OUT.print(choices_table(outcome))
@@ -119,12 +125,13 @@ def check(
 def record(
     config: ConfigPath,
     out: Annotated[Path, typer.Option(help="The .npz file to write.")],
+    overrides: Overrides = None,
     modules: Modules = None,
 ) -> None:
     """Write the ids that one epoch asks of each feature, to replay them later."""
     from featsync.inspection import record_ids
 
-    loaded = _load(config, modules)
+    loaded = _load(config, overrides, modules)
     with _progress() as on_progress:
         counts = record_ids(loaded, out, on_progress)
     for key, count in counts.items():
@@ -136,16 +143,16 @@ def main() -> None:
     try:
         app()
     except (ConfigError, HostError) as error:
-        _ERR.print(f"error: {error}", style="red", markup=False, highlight=False)
+        _ERR.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except FeatsyncError as error:
-        _ERR.print(f"failed: {error}", style="red", markup=False, highlight=False)
+        _ERR.print(f"failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 
-def _load(path: Path, modules: list[str] | None) -> Config:
+def _load(path: Path, overrides: list[str] | None, modules: list[str] | None) -> Config:
     """Read a configuration and find its stages, before anything slow is started."""
-    loaded = configuration.load(path)
+    loaded = configuration.load(path, overrides or ())
     for name in modules or ():
         try:
             importlib.import_module(name)

@@ -6,14 +6,17 @@ stages exist is decided by the process that builds the pipeline (`featsync.build
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
+from featsync.datasets import DATASETS
+from featsync.datasets.debian_files import DebianFilesOptions
+from featsync.datasets.options import read_options
 from featsync.errors import ConfigError, unknown_name
 
 __all__ = ["Config", "Stage", "load", "parse"]
@@ -26,9 +29,6 @@ class _Checked(BaseModel):
     """Unknown keys are errors, values are never converted, nothing changes afterwards."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-_CheckedModel = TypeVar("_CheckedModel", bound=_Checked)
 
 
 class Stage(_Checked):
@@ -47,8 +47,8 @@ class Config(_Checked):
     """All settings of one pipeline.
 
     Attributes:
-        dataset: ``debian``, ``debian-files``, or one of these, ``synthetic`` or ``path`` as a
-            mapping with one key: its options.
+        dataset: A name of `featsync.datasets`, or a mapping from that name to its options;
+            ``debian-files``; or ``{path: FOLDER}``.
         task: What is trained; decides which item sets and labels the dataset gives.
         batch_size: Seeds of a minibatch.
         num_workers: Processes that sample; 0 samples in the main process.
@@ -81,34 +81,12 @@ class Config(_Checked):
         return Path(self._source).stem
 
 
-class _Debian(_Checked):
-    width: int = Field(default=128, ge=1)
-    heterogeneous: bool = False
-
-
-class _DebianFiles(_Checked):
-    width: int = Field(default=128, ge=1)
-
-
-class _Synthetic(_Checked):
-    nodes: int = Field(ge=1)
-    edges: int = Field(ge=0)
-    width: int = Field(default=128, ge=1)
-    classes: int = Field(default=47, ge=1)
-    seed: int = Field(default=1, ge=0)
-
-
-# The forms of a dataset and the options of each; `path` takes a folder instead.
-DATASETS: dict[str, type[_Checked] | None] = {
-    "debian": _Debian,
-    "debian-files": _DebianFiles,
-    "synthetic": _Synthetic,
-    "path": None,
-}
-
-
-def load(path: str | Path) -> Config:
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read a configuration file.
+
+    Args:
+        path: The file.
+        overrides: Settings that replace those of the file, ``key=value`` or ``key.key=value``.
 
     Raises:
         ConfigError: The file cannot be read, is not YAML, or says something that is not allowed.
@@ -123,6 +101,8 @@ def load(path: str | Path) -> Config:
         content = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {error}") from error
+    for override in overrides:
+        content = _overridden(content, override)
     return parse(content, source)
 
 
@@ -143,29 +123,52 @@ def parse(content: object, source: str = "configuration") -> Config:
             for index, entry in enumerate(settings["stages"])
         ]
         settings = {**settings, "stages": stages}
-    config = _checked(Config, settings, source, "")
+    try:
+        config = Config.model_validate(settings)
+    except ValidationError as error:
+        explained = (_explain(details, source) for details in error.errors())
+        raise ConfigError("\n".join(explained)) from error
     _check_dataset(config.dataset, source)
     config._source = source
     return config
 
 
+def _overridden(content: object, override: str) -> object:
+    """Replace one setting; what is not there yet is added, and checked with all others."""
+    place, found, text = override.partition("=")
+    try:
+        value = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: the value is not valid YAML: {error}") from error
+    if not found or not place:
+        raise ConfigError(f"--set {override!r} is not understood; write key=value")
+    for key in reversed(place.split(".")):
+        value = {key: value}
+    return _merged(content, value)
+
+
+def _merged(content: object, change: object) -> object:
+    """Replace what differs, going down only where both are mappings."""
+    if not isinstance(content, Mapping) or not isinstance(change, Mapping):
+        return change
+    merged = {key: _merged(content.get(key), value) for key, value in change.items()}
+    return {**content, **merged}
+
+
 def _check_dataset(dataset: str | dict[str, Any], source: str) -> None:
+    known = [*DATASETS, "debian-files", "path"]
     if isinstance(dataset, str):
-        if dataset not in DATASETS:
-            raise unknown_name(f"{source}: dataset", dataset, DATASETS)
-        if dataset not in ("debian", "debian-files"):
-            raise ConfigError(
-                f"{source}: dataset = {dataset!r} needs options; write `dataset: {{{dataset}: …}}`"
-            )
+        name, options = dataset, None
+    else:
+        name, options = _only_entry(dataset, source, "dataset")
+    if name not in known:
+        raise unknown_name(f"{source}: dataset", name, known)
+    if name == "path":
+        if not isinstance(options, str):
+            raise ConfigError(f"{source}: dataset.path = {options!r} is no folder; give its name")
         return
-    name, options = _only_entry(dataset, source, "dataset")
-    if name not in DATASETS:
-        raise unknown_name(f"{source}: dataset", name, DATASETS)
-    model = DATASETS[name]
-    if model is not None:
-        _checked(model, _mapping(options, source, f"dataset.{name}"), source, f"dataset.{name}")
-    elif not isinstance(options, str):
-        raise ConfigError(f"{source}: dataset.path = {options!r} is not allowed; give a folder")
+    model = DebianFilesOptions if name == "debian-files" else DATASETS[name].options
+    read_options(model, f"{source}: dataset.{name}", options)
 
 
 def _stage(entry: object, source: str, where: str) -> Stage:
@@ -200,29 +203,19 @@ def _mapping(value: object, source: str, where: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _checked(
-    model: type[_CheckedModel], value: dict[str, Any], source: str, where: str
-) -> _CheckedModel:
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        explained = (_explain(details, model, source, where) for details in error.errors())
-        raise ConfigError("\n".join(explained)) from error
-
-
-def _explain(details: ErrorDetails, model: type[BaseModel], source: str, where: str) -> str:
+def _explain(details: ErrorDetails, source: str) -> str:
     """Say in one line where an error is, what was found and what is allowed."""
-    first = str(details["loc"][0])
-    place = where
-    for part in details["loc"]:
-        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else part
+    first, *rest = details["loc"]
+    place = str(first) + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest
+    )
     kind, found = details["type"], details["input"]
     if kind == "extra_forbidden":
-        return str(unknown_name(f"{source}: {place}: key", first, model.model_fields))
+        return str(unknown_name(f"{source}: {place}: key", first, Config.model_fields))
     if kind == "missing":
         return f"{source}: {place} is missing; it has no default"
     if kind == "literal_error":
-        allowed = get_args(model.model_fields[first].annotation)
+        allowed = get_args(Config.model_fields[str(first)].annotation)
         return str(unknown_name(f"{source}: {place}", found, allowed))
     rule = details["msg"].replace("Input should", "it should")
     return f"{source}: {place} = {found!r} is not allowed: {rule}"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 import featsync
 from featsync import datasets
 from featsync._graphbolt import gb
-from featsync.config import Config
+from featsync.config import Config, Task
+from featsync.errors import ConfigError
 from featsync.ondisk import open_folder
 
 __all__ = ["LoadedDataset", "load_dataset"]
@@ -54,14 +58,60 @@ def load_dataset(config: Config) -> LoadedDataset:
 
 
 def _load(config: Config) -> LoadedDataset:
-    spec = config.dataset
-    if isinstance(spec, dict) and "path" in spec:
-        return LoadedDataset(*open_folder(spec["path"], config.task))
-    if spec == "debian-files" or (isinstance(spec, dict) and "debian-files" in spec):
-        raise NotImplementedError
-    return from_graph_data(datasets.load(spec, config.task))
+    try:
+        folder = datasets.folder_of(config.dataset, _save_graph)
+        if folder is not None:
+            return LoadedDataset(*open_folder(str(folder), config.task))
+        return from_graph_data(datasets.load(config.dataset, config.task), config.task)
+    except ConfigError as error:
+        raise ConfigError(f"{config.source}: {error}") from error
 
 
-def from_graph_data(data: datasets.GraphData) -> LoadedDataset:
-    """Wrap plain tensors as GraphBolt objects; nothing is copied."""
-    raise NotImplementedError
+def from_graph_data(data: datasets.GraphData, task: Task) -> LoadedDataset:
+    """Wrap plain tensors as GraphBolt objects; no table is copied."""
+    features = {key: gb.TorchBasedFeature(tensor) for key, tensor in data.features.items()}
+    return LoadedDataset(
+        graph=_graph_of(data),
+        features=gb.BasicFeatureStore(features),
+        items={name: _items_of(split, task) for name, split in data.splits.items()},
+        num_classes=data.num_classes if task == "node_classification" else 0,
+    )
+
+
+def _items_of(split: datasets.Split, task: Task) -> Any:
+    """Name the seeds ``seeds``, a name that every version of GraphBolt understands."""
+    if task == "link_prediction":
+        return _item_set(("seeds",), split.pairs)
+    return _item_set(("seeds", "labels"), split.seeds, split.labels)
+
+
+def _item_set(names: tuple[str, ...], *columns: Any) -> Any:
+    first = columns[0]
+    if not isinstance(first, Mapping):
+        return gb.ItemSet(columns, names=names)
+    by_type = {
+        name: gb.ItemSet(tuple(column[name] for column in columns), names=names) for name in first
+    }
+    return gb.ItemSetDict(by_type)
+
+
+def _graph_of(topology: datasets.Topology) -> Any:
+    return gb.fused_csc_sampling_graph(
+        topology.indptr,
+        topology.indices,
+        node_type_offset=topology.node_type_offset,
+        type_per_edge=topology.type_per_edge,
+        node_type_to_id=_optional(topology.node_type_to_id),
+        edge_type_to_id=_optional(topology.edge_type_to_id),
+        edge_attributes=_optional(topology.edge_attributes),
+    )
+
+
+def _save_graph(topology: datasets.Topology, path: Path) -> None:
+    """Write a graph as GraphBolt's own preprocessing does."""
+    torch.save(_graph_of(topology), path)
+
+
+def _optional(mapping: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A plain dictionary, which GraphBolt's C++ wants; ``None`` for nothing."""
+    return dict(mapping) if mapping else None

@@ -62,9 +62,10 @@ def test_settings_survive_pickling_with_their_source():
     [
         "debian",
         "debian-files",
+        "synthetic",
         {"debian": {"width": 8}},
         {"debian-files": {}},
-        {"synthetic": {"nodes": 10, "edges": 20}},
+        {"synthetic": {"nodes": 20, "edges": 20}},
         {"path": "folder"},
     ],
 )
@@ -83,10 +84,10 @@ def test_all_forms_of_a_dataset_are_accepted(dataset):
         ({"allocator": "kepe"}, ["allocator = 'kepe'", "default, keep", "Did you mean 'keep'?"]),
         ({"task": "node"}, ["task = 'node'", "link_prediction, node_classification"]),
         ({"dataset": "debain"}, ["dataset = 'debain'", "Did you mean 'debian'?"]),
-        ({"dataset": "synthetic"}, ["dataset = 'synthetic'", "needs options"]),
-        ({"dataset": {"debian": {"widht": 1}}}, ["dataset.debian.widht", "Did you mean 'width'?"]),
-        ({"dataset": {"synthetic": {"nodes": 5}}}, ["dataset.synthetic.edges is missing"]),
-        ({"dataset": {"debian": None}}, ["dataset.debian = None", "mapping"]),
+        ({"dataset": {"debian": {"widht": 1}}}, ["dataset.debian = 'widht'", "mean 'width'?"]),
+        ({"dataset": {"synthetic": {"nodes": 0}}}, ["dataset.synthetic.nodes = 0", "equal to 1"]),
+        ({"dataset": {"debian": 3}}, ["dataset.debian = 3", "mapping"]),
+        ({"dataset": "path"}, ["dataset.path = None", "folder"]),
         ({"dataset": {"debian": {}, "path": "x"}}, ["dataset has 2 keys", "exactly one"]),
         ({"dataset": {"path": 3}}, ["dataset.path = 3", "folder"]),
         ({"stages": []}, ["stages = []", "at least 1 item"]),
@@ -118,6 +119,21 @@ def test_all_wrong_keys_are_listed_at_once():
 def test_a_missing_key_is_named():
     with pytest.raises(ConfigError, match="stages is missing"):
         config.parse({"dataset": "debian"})
+
+
+def test_settings_can_be_replaced_one_by_one(tmp_path):
+    path = write(
+        tmp_path, "dataset: {debian: {width: 8}}\nnum_workers: 0\nstages: [{fetch_feature: {}}]\n"
+    )
+
+    loaded = config.load(path, ["num_workers=2", "dataset.debian.heterogeneous=true"])
+
+    assert loaded.num_workers == 2
+    assert loaded.dataset == {"debian": {"width": 8, "heterogeneous": True}}
+    with pytest.raises(ConfigError, match="Did you mean 'num_workers'"):
+        config.load(path, ["num_worker=2"])
+    with pytest.raises(ConfigError, match="write key=value"):
+        config.load(path, ["num_workers"])
 
 
 @pytest.mark.parametrize(

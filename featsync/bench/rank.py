@@ -66,6 +66,8 @@ class Rank:
             "dataset": config.dataset,
             "task": config.task,
             "batch_size": config.batch_size,
+            "num_workers": config.num_workers,
+            "stages": [{stage.name: stage.arguments} for stage in config.stages],
             "nodes": self._dataset.graph.total_num_nodes,
             "edges": self._dataset.graph.total_num_edges,
             "features": {

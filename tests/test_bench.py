@@ -1,0 +1,279 @@
+"""The bench harness: what it counts, what it reports, and that it neither hangs nor overlooks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from featsync.bench.check_rows import RowCheck, count_different_rows
+from featsync.bench.measure import cpu_seconds, time_epoch
+from featsync.bench.steps import SimulatedStep, parse_simulated_step
+from featsync.errors import ConfigError, PeerError, PeerTimeoutError
+
+pytestmark = pytest.mark.dgl
+
+STAGES = [
+    {"sample_neighbor": {"fanouts": [3, 3]}},
+    {"fetch_feature": {"node_feature_keys": ["feat"]}},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from featsync.ondisk import open_folder
+    from support.folders import homogeneous_folder
+
+    path = homogeneous_folder(tmp_path_factory.mktemp("tiny"))
+    open_folder(str(path), "node_classification")  # preprocess once, not in every rank
+    return path
+
+
+def configuration(folder, name, *stages, **changes):
+    from featsync import config
+
+    settings = {"dataset": {"path": str(folder)}, "batch_size": 16, "stages": list(stages)}
+    return config.parse({**settings, **changes}, f"{name}.yaml")
+
+
+# ---- rows and seconds ----
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ([[1.0, 2.0], [3.0, float("nan")]], 0),
+        ([[1.0, 2.0], [3.5, float("nan")]], 1),
+        ([[1.0, 2.5], [0.0, 0.0]], 2),
+        ([[1.0], [3.0]], 2),
+        ([[1.0, 2.0]], 2),
+    ],
+)
+def test_rows_are_compared_by_their_bits_and_shape(found, wrong):
+    expected = torch.tensor([[1.0, 2.0], [3.0, float("nan")]])
+
+    assert count_different_rows(torch.tensor(found), expected) == wrong
+
+
+def test_another_dtype_is_wrong_and_no_rows_are_right():
+    rows = torch.zeros(3, 2)
+
+    assert count_different_rows(rows.double(), rows) == 3
+    assert count_different_rows(-rows, rows) == 3
+    assert count_different_rows(rows[:0], rows[:0]) == 0
+    assert count_different_rows(rows[:, :0], rows[:, :0]) == 0
+    assert RowCheck(3, 1) + RowCheck(2, 0) == RowCheck(5, 1)
+
+
+def test_an_epoch_separates_waiting_from_the_step_and_keeps_what_is_asked_for():
+    def slow_source():
+        for value in range(3):
+            time.sleep(0.02)
+            yield value
+
+    times = time_epoch(slow_source(), lambda index, minibatch: time.sleep(0.01), hold=[1])
+
+    assert times.held == {1: 1, 2: 2}
+    assert len(times.marks) == 3
+    assert 0.06 <= times.next_s <= times.wall_s - 0.03
+
+
+def test_an_empty_epoch_holds_nothing():
+    times = time_epoch([], lambda index, minibatch: None)
+
+    assert (times.held, times.marks) == ({}, [])
+
+
+def test_cpu_seconds_count_children_alive_and_gone():
+    # The child ends its line when it has worked, and itself when its input is closed.
+    code = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    before = cpu_seconds()
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+    child.stdout.readline()
+    while_alive = cpu_seconds() - before
+    child.communicate(b"\n", timeout=20)
+    after = cpu_seconds() - before
+
+    assert while_alive >= 0.4
+    assert after >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [("150", SimulatedStep(0.15)), ("10:0.5", SimulatedStep(0.01, 0.5))],
+)
+def test_a_simulated_step_is_read_and_takes_its_time(text, step):
+    parsed = parse_simulated_step(text)
+    started, used = time.perf_counter(), time.process_time()
+    SimulatedStep(0.05, 0.5)(None, None)
+
+    assert parsed == step
+    assert time.perf_counter() - started >= 0.05
+    assert time.process_time() - used >= 0.015
+
+
+@pytest.mark.parametrize("text", ["", "0", "fast", "10:2", "10:-1"])
+def test_a_simulated_step_that_makes_no_sense_is_refused(text):
+    with pytest.raises(ConfigError, match="--simulate-step"):
+        parse_simulated_step(text)
+
+
+# ---- the model ----
+
+
+def test_the_mean_over_neighbours_is_that_of_a_loop():
+    from featsync.bench.model import edge_mean, neighbour_mean
+
+    rows = torch.rand(4, 3)
+    layer = SimpleNamespace(
+        indptr=torch.tensor([0, 2, 2, 5]), indices=torch.tensor([0, 3, 1, 1, 2], dtype=torch.int32)
+    )
+
+    mean = neighbour_mean(rows, layer)
+    edges = edge_mean(torch.arange(5.0)[:, None], layer)
+
+    assert torch.allclose(mean[0], (rows[0] + rows[3]) / 2)
+    assert torch.equal(mean[1], torch.zeros(3))
+    assert torch.allclose(mean[2], (2 * rows[1] + rows[2]) / 3)
+    assert edges.flatten().tolist() == [0.5, 0.0, 3.0]
+
+
+def test_the_area_under_the_curve_counts_ties_half():
+    from featsync.bench.objective import area_under_curve
+
+    labels = torch.tensor([1.0, 1.0, 0.0, 0.0])
+
+    assert area_under_curve(torch.tensor([4.0, 3.0, 2.0, 1.0]), labels) == 1.0
+    assert area_under_curve(torch.tensor([1.0, 1.0, 1.0, 1.0]), labels) == 0.5
+    assert area_under_curve(torch.tensor([4.0, 1.0, 2.0, 0.0]), labels) == 0.75
+
+
+def test_configurations_of_different_workloads_are_not_compared(folder):
+    from featsync.bench.driver import Driver, Options
+
+    base = configuration(folder, "base", *STAGES)
+    other = configuration(folder, "other", *STAGES, batch_size=32)
+
+    with pytest.raises(ConfigError, match=r"batch_size is 16 in base\.yaml and 32 in"):
+        Driver([base, other], Options())
+    with pytest.raises(ConfigError, match="at least one other"):
+        Driver([base], Options())
+    with pytest.raises(ConfigError, match="given twice"):
+        Driver([base, base], Options())
+
+
+# ---- processes ----
+
+
+def lane(config, **changes):
+    from featsync.bench.lane import Lane
+    from featsync.bench.protocol import RankSpec
+
+    settings = {"model": "none", "modules": ("support.wrong_stages",), "timeout": 60.0}
+    return Lane(
+        RankSpec(config.name, config, 0, store_file="", **{"world_size": 1, **settings, **changes})
+    )
+
+
+@pytest.mark.multirank
+def test_two_ranks_are_measured_and_every_changed_row_is_found(folder):
+    from featsync.bench.driver import Driver, Options
+    from featsync.bench.report import tables, to_json, wrong_rows
+    from featsync.bench.trace import to_trace
+
+    wrong = {"fetch_wrongly": {"node_feature_keys": ["feat"]}}
+    configs = [
+        configuration(folder, "stock", *STAGES),
+        configuration(folder, "wrong", STAGES[0], wrong, allocator="keep"),
+    ]
+    options = Options(ranks=2, pairs=1, modules=("support.wrong_stages",), with_marks=True)
+    seen = []
+
+    results = Driver(configs, options, lambda *progress: seen.append(progress)).run()
+    report = to_json(results, options, {}, "featsync bench")
+    stock, other = report["runs"]
+
+    assert (stock["wrong_rows"], stock["config"], stock["ranks"]) == (0, "stock", 2)
+    # Two ranks of four minibatches each: one row of each in the warm-up, before and after the
+    # step, and one of two that are kept in the timed epoch.
+    assert stock["minibatches"] == other["minibatches"] == [4, 4]
+    assert other["wrong_rows"] == wrong_rows(report) == 2 * 4 * 2 + 2 * 2
+    assert stock["rows"] > 0
+    assert stock["bytes"] == {"host": stock["rows"] * 32, "cache": 0, "peer": 0}
+    assert len(other["epoch_s"]) == 1
+    assert 0 < report["floor_s"] <= min(results.floors, key=lambda one: one.epoch_s).epoch_s
+    assert set(report["noise"]) == {"epoch", "cpu"}
+    assert set(report["ratio"]["wrong"]) == {"epoch", "cpu", "exposed", "wait"}
+    assert len(tables(report)) == 3
+    assert len(to_trace(results)["traceEvents"]) == 2 * (1 + 2 * (1 + 4 * 2))
+    assert seen[-1][1] == seen[-1][2]
+
+
+@pytest.mark.multirank
+def test_a_rank_that_raises_ends_the_lane_with_its_own_error(folder):
+    from featsync.bench.protocol import RunEpoch
+
+    failing = lane(
+        configuration(folder, "failing", *STAGES, {"fail_on_rank": {"rank": 1}}),
+        world_size=2,
+        model="sage",
+    )
+    try:
+        failing.wait_ready()
+
+        with pytest.raises(PeerError, match="rank 1 of failing failed") as caught:
+            failing.run(RunEpoch("timed"))
+    finally:
+        failing.kill()
+
+    assert "ZeroDivisionError: on purpose" in str(caught.value)
+
+
+def test_a_rank_that_dies_is_named_with_its_last_words(folder):
+    from featsync.bench.protocol import RunEpoch
+
+    dying = lane(
+        configuration(folder, "dying", *STAGES, {"fail_on_rank": {"rank": 0, "exit_code": 9}})
+    )
+    try:
+        dying.wait_ready()
+
+        with pytest.raises(PeerError, match="rank 0 of dying ended with exit code 9") as caught:
+            dying.run(RunEpoch("timed"))
+    finally:
+        dying.kill()
+
+    assert "the last words" in str(caught.value)
+
+
+def test_a_rank_that_falls_silent_is_given_up(folder):
+    from featsync.bench.protocol import RunEpoch
+
+    silent = lane(configuration(folder, "silent", *STAGES))
+    try:
+        silent.wait_ready()
+        silent._timeout = 0.2
+        os.kill(silent._ranks[0].process.pid, signal.SIGSTOP)
+
+        with pytest.raises(PeerTimeoutError, match="rank 0 of silent gave no sign of life"):
+            silent.run(RunEpoch("timed"))
+    finally:
+        silent.kill()
+
+
+def test_an_error_in_a_configuration_crosses_the_process_as_what_it_is(folder):
+    broken = lane(configuration(folder, "broken", STAGES[0], {"fetch_feature": {}}, dataset="x"))
+    try:
+        with pytest.raises(ConfigError):
+            broken.wait_ready()
+    finally:
+        broken.kill()
