@@ -284,6 +284,15 @@ def test_a_table_replaced_while_it_was_read_ahead_is_an_error():
         next(delivered)
 
 
+def test_a_table_that_learns_is_refused_by_name():
+    tables = {NODE: torch.nn.Parameter(table_of(9, (2,), torch.float32))}
+
+    with pytest.raises(ConfigError, match=r"feature node/None/feat is a tensor that requires grad"):
+        open_session(tables, {}, mover(tables))
+
+    list(deliveries(open_session({NODE: tables[NODE].detach()}, {}, mover(tables)), [], 1))
+
+
 def test_features_that_a_minibatch_does_not_want_are_not_delivered():
     tables = {NODE: table_of(9, (), torch.float32), OTHER: table_of(9, (), torch.float32)}
     loader = mover(tables)
