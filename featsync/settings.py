@@ -115,5 +115,5 @@ def _check_whole(where: str, value: object, least: int) -> None:
 
 
 def _check_name(where: str, name: object, known: Mapping[str, object] | tuple[str, ...]) -> None:
-    if name not in known:
+    if not isinstance(name, str) or name not in known:  # a list cannot even be looked up
         raise unknown_name(where, name, known)
