@@ -16,7 +16,7 @@ from featsync.table import TensorTable
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BYTES = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*")
 _ALLOWED = (
-    f"rows (1000), a fraction of each table over 0 and up to 1 (0.1), or bytes of all "
+    f"rows (1000), a fraction of each table from 0.0 to 1.0 (0.1), or bytes of all "
     f'("512MiB"; units {", ".join(_UNITS)})'
 )
 
