@@ -193,9 +193,9 @@ def test_equals_its_slow_form_row_by_row(stream, window, seed):
 @pytest.mark.parametrize("window", [1, 2, 4, 8])
 def test_hits_as_often_as_the_policy_applied_step_by_step(window):
     fast = slow = 0
-    for seed in range(20):
-        batches = random_stream(seed, 300, 80, 60)
-        num_slots = 15 + 9 * seed
+    for seed in range(40):
+        batches = random_stream(seed, 300, 80, 31)  # too few to halve the counts
+        num_slots = 15 + 4 * seed
         fast += num_hits(RETENTION["window"](300, num_slots, window), batches)
         slow += hits_step_by_step(num_slots, window, batches)
 
@@ -242,23 +242,38 @@ def test_a_certain_miss_takes_no_slot():
 @pytest.mark.parametrize("name", ["window", "static"])
 def test_counted_use_forgets_what_was_popular_long_ago(name):
     retention = RETENTION[name](200, 50, window=1)
-    num_hits(retention, [np.arange(100)] * 400)  # enough to halve several times
+    num_hits(retention, [np.arange(100)] * 400)
 
-    hits = hit_rows(retention, [np.arange(100, 150)] * 150)
+    hits = hit_rows(retention, [np.arange(100, 150)] * 100)
 
     assert len(hits[-1]) == 50
 
 
-def test_counts_are_halved_when_64_uses_hold_no_slot_for_sure():
-    levels = CountedLevels(4)
+def test_counts_are_halved_when_it_takes_64_uses_to_stay():
+    levels = CountedLevels(4, num_slots=1_000_000)
     for _ in range(200):
         levels.count(np.array([0, 2]))
     levels.count(np.array([1]))
 
     assert levels.of(np.arange(4)).tolist() == [126, 1, 126, 1]
-    assert not levels.halve_above(63)
-    assert levels.halve_above(64)
+    assert not levels.halve_if_due(63)
+    assert levels.halve_if_due(64)
     assert levels.of(np.arange(4)).tolist() == [63, 1, 63, 1]
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "due"),
+    [(1, [31, 63]), (40, [39, 79])],  # 40 batches of 32 are 32 uses of each of 40 slots
+)
+def test_counts_are_halved_after_32_batches_with_32_uses_a_slot(num_slots, due):
+    levels = CountedLevels(50, num_slots)
+
+    is_halved = []
+    for _ in range(90):
+        levels.count(np.arange(32))
+        is_halved.append(levels.halve_if_due(1))
+
+    assert np.flatnonzero(is_halved).tolist() == due
 
 
 @given(

@@ -17,7 +17,7 @@ def streams(draw):
     """Rows of a table, slots of its cache, and batches."""
     num_rows = draw(st.integers(1, 40))
     ids = st.lists(st.integers(0, num_rows - 1), unique=True, max_size=num_rows)
-    batches = draw(st.lists(ids, min_size=1, max_size=40))
+    batches = draw(st.lists(ids, min_size=1, max_size=31))
     return num_rows, draw(st.integers(0, num_rows)), [np.array(b, np.int64) for b in batches]
 
 

@@ -33,7 +33,7 @@ class StaticRetention(Retention):
     ) -> None:
         """Set up an empty cache; see `Retention`."""
         super().__init__(num_rows, num_slots, window, score)
-        self._counts = CountedLevels(num_rows) if score is None else None
+        self._counts = CountedLevels(num_rows, num_slots) if score is None else None
         # The slot of a row, or ABSENT, or UNWANTED where a given score leaves it out for good.
         self._slot_of_row = np.full(num_rows, ABSENT, np.int32)
         if score is not None:
@@ -72,7 +72,7 @@ class StaticRetention(Retention):
         admission = self._tail.admit(ids, slots, self._counts.of(ids), self.num_slots)
         self._slot_of_row[admission.evicted_rows] = ABSENT
         scatter(self._slot_of_row, ids, admission.slots)
-        if self._counts.halve_above(admission.cut >> 1):
+        if self._counts.halve_if_due(admission.cut >> 1):
             self._tail.halve()
         return Keep(admission.admitted, admission.slots.take(admission.admitted))
 

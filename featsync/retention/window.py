@@ -40,7 +40,7 @@ class WindowRetention(Retention):
         """Set up an empty cache; see `Retention`."""
         super().__init__(num_rows, num_slots, window, score)
         self._levels: Levels = (
-            CountedLevels(num_rows) if score is None else ScoreLevels(score, num_slots)
+            CountedLevels(num_rows, num_slots) if score is None else ScoreLevels(score, num_slots)
         )
         self._uses = KnownUses(num_rows, window)
         self._reservations = Reservations(num_slots)
@@ -106,7 +106,7 @@ class WindowRetention(Retention):
         promised_slots = self._tail.reserve_new(ids.take(promised))
         slots[promised] = promised_slots
         self._uses.settle_oldest()
-        if self._levels.halve_above(admission.cut >> 1):
+        if self._levels.halve_if_due(admission.cut >> 1):
             self._tail.halve()
 
         admitted = admission.admitted
