@@ -7,10 +7,11 @@ The trainer's Python and this thread share the GIL, so a list of moves is few, l
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from featsync.device import Device
 from featsync.errors import PeerTimeoutError
@@ -73,7 +74,7 @@ class ThreadWorker(Worker):
         self._timeout = timeout
         # SimpleQueue.put is reentrant, so `close` may run in a finalizer.
         self._queue: SimpleQueue[ThreadTicket | None] = SimpleQueue()
-        MoverThread(self._queue, device).start()
+        MoverThread(self._queue, device, timeout).start()
         # One registration, however many workers there are.
         atexit.unregister(_end_threads)
         atexit.register(_end_threads)
@@ -96,9 +97,12 @@ class MoverThread(threading.Thread):
     caller's alone.
     """
 
-    def __init__(self, queue: SimpleQueue[ThreadTicket | None], device: Device) -> None:
+    def __init__(
+        self, queue: SimpleQueue[ThreadTicket | None], device: Device, timeout: float
+    ) -> None:
         super().__init__(name="featsync-mover", daemon=True)
         self.queue = queue
+        self.timeout = timeout
         self._device = device
 
     def run(self) -> None:
@@ -109,12 +113,16 @@ class MoverThread(threading.Thread):
 
 
 def _end_threads() -> None:
-    """Let every mover thread end before the interpreter does.
+    """Let every mover thread end before the interpreter does, as soon as its list of moves is done.
 
     A thread that comes back from copying rows to an interpreter that is being torn down is ended
-    inside C++, which aborts the process.
+    inside C++, which aborts the process. So it gets the time that any list of moves may take.
     """
-    for thread in threading.enumerate():
-        if isinstance(thread, MoverThread):
-            thread.queue.put(None)
-            thread.join(timeout=5.0)
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, MoverThread)]
+    for thread in threads:
+        with contextlib.suppress(Empty):
+            while True:
+                thread.queue.get_nowait()  # nobody will wait for what has not begun
+        thread.queue.put(None)
+    for thread in threads:
+        thread.join(thread.timeout)
