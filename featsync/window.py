@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featsync.errors import PlanError
+from featsync.errors import FeatureError, PlanError
 from featsync.plan import FeatureKey, FeaturePlan, Fetch, Keep, Plan, Want
 from featsync.retention import Retention
 
@@ -81,16 +81,18 @@ class PlanWindow:
         self.num_planned = 0
 
     def push(self, wants: Mapping[FeatureKey, Want]) -> None:
-        """Make the ids of one more minibatch known."""
+        """Make the ids of one more minibatch known.
+
+        Raises:
+            FeatureError: An id lies outside its feature's table.
+        """
         distinct = {}
         for key, retention in self._retentions.items():
-            distinct[key] = ids = DistinctIds(wants.get(key))
+            distinct[key] = DistinctIds(wants.get(key))
             try:
-                retention.push(ids.ids)
-            except PlanError:
-                # The sampler's node ids are distinct; a user's own stage may repeat some.
-                ids.merge()
-                retention.push(ids.ids)
+                _push(retention, distinct[key])
+            except FeatureError as error:
+                raise FeatureError(f"feature {key}: {error}") from error
         self._known.append((wants, distinct))
 
     def plan(self) -> Plan:
@@ -126,3 +128,12 @@ class PlanWindow:
             cached_positions=torch.from_numpy(cached),
             cached_slots=torch.from_numpy(slots.take(cached).astype(np.int64)),
         )
+
+
+def _push(retention: Retention, distinct: DistinctIds) -> None:
+    try:
+        retention.push(distinct.ids)
+    except PlanError:
+        # The sampler's node ids are distinct; a user's own stage may repeat some.
+        distinct.merge()
+        retention.push(distinct.ids)
