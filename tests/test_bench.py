@@ -184,8 +184,7 @@ def lane(config, **changes):
     )
 
 
-@pytest.mark.multirank
-def test_two_ranks_are_measured_and_every_changed_row_is_found(folder):
+def test_a_comparison_reports_every_key_and_finds_every_changed_row(folder):
     from featsync.bench.driver import Driver, Options
     from featsync.bench.report import tables, to_json, wrong_rows
     from featsync.bench.trace import to_trace
@@ -195,27 +194,47 @@ def test_two_ranks_are_measured_and_every_changed_row_is_found(folder):
         configuration(folder, "stock", *STAGES),
         configuration(folder, "wrong", STAGES[0], wrong, allocator="keep"),
     ]
-    options = Options(ranks=2, pairs=1, modules=("support.wrong_stages",), with_marks=True)
+    options = Options(pairs=1, modules=("support.wrong_stages",), with_marks=True)
     seen = []
 
     results = Driver(configs, options, lambda *progress: seen.append(progress)).run()
     report = to_json(results, options, {}, "featsync bench")
     stock, other = report["runs"]
 
-    assert (stock["wrong_rows"], stock["config"], stock["ranks"]) == (0, "stock", 2)
-    # Two ranks of four minibatches each: one row of each in the warm-up, before and after the
-    # step, and one of two that are kept in the timed epoch.
-    assert stock["minibatches"] == other["minibatches"] == [4, 4]
-    assert other["wrong_rows"] == wrong_rows(report) == 2 * 4 * 2 + 2 * 2
+    assert (stock["wrong_rows"], stock["config"], stock["ranks"]) == (0, "stock", 1)
+    assert stock["minibatches"] == other["minibatches"] == [8]
+    # One row of each minibatch in the warm-up, before and after the step; and of the timed epoch
+    # one of the two minibatches that are kept.
+    assert other["wrong_rows"] == wrong_rows(report) == 8 * 2 + 2
     assert stock["rows"] > 0
     assert stock["bytes"] == {"host": stock["rows"] * 32, "cache": 0, "peer": 0}
-    assert len(other["epoch_s"]) == 1
-    assert 0 < report["floor_s"] <= min(results.floors, key=lambda one: one.epoch_s).epoch_s
+    assert (len(stock["epoch_s"]), len(other["epoch_s"])) == (2, 1)
     assert set(report["noise"]) == {"epoch", "cpu"}
     assert set(report["ratio"]["wrong"]) == {"epoch", "cpu", "exposed", "wait"}
-    assert len(tables(report)) == 3
-    assert len(to_trace(results)["traceEvents"]) == 2 * (1 + 2 * (1 + 4 * 2))
+    assert report["ratio"]["wrong"]["epoch"]["median"] > 0
+    assert len(tables(report)) == 2
+    assert len(to_trace(results)["traceEvents"]) == 2 * (1 + 1 + 8 * 2)
     assert seen[-1][1] == seen[-1][2]
+
+
+@pytest.mark.multirank
+def test_two_ranks_train_together_and_each_is_compared(folder):
+    from featsync.bench.protocol import RunEpoch
+
+    stages = [STAGES[0], {"fetch_wrongly": {"node_feature_keys": ["feat"]}}]
+    pair = lane(configuration(folder, "pair", *stages), world_size=2, model="sage")
+    try:
+        workload = pair.wait_ready()
+        reports = [pair.run(RunEpoch(kind)) for kind in ("warm_up", "floor", "timed")]
+        pair.finish()
+    finally:
+        pair.kill()
+
+    assert workload["nodes"] == 200
+    for reports_of_epoch, wrong in zip(reports, (8, 0, 2), strict=True):
+        assert [report.minibatches for report in reports_of_epoch] == [4, 4]
+        assert [report.check.wrong for report in reports_of_epoch] == [wrong, wrong]
+        assert all(0 < report.next_s < report.wall_s for report in reports_of_epoch)
 
 
 @pytest.mark.multirank
@@ -270,10 +289,11 @@ def test_a_rank_that_falls_silent_is_given_up(folder):
         silent.kill()
 
 
-def test_an_error_in_a_configuration_crosses_the_process_as_what_it_is(folder):
-    broken = lane(configuration(folder, "broken", STAGES[0], {"fetch_feature": {}}, dataset="x"))
+def test_an_error_in_a_configuration_crosses_the_process_as_what_it_is(folder, tmp_path):
+    dataset = {"path": str(tmp_path / "absent")}
+    broken = lane(configuration(folder, "broken", *STAGES, dataset=dataset))
     try:
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=r"broken\.yaml: dataset\.path"):
             broken.wait_ready()
     finally:
         broken.kill()

@@ -2,7 +2,8 @@
 
 ``exposed_s`` is an epoch minus the floor, ``wait_s`` the time in ``next()`` minus the floor's; the
 floor is the fastest epoch without features of any configuration. CPU seconds are those of all ranks
-together, wall seconds those of the slowest rank. Rows and bytes are totals of the timed epochs.
+together, wall seconds those of the slowest rank. Rows and bytes are totals of the timed epochs, of
+which the base has more than the others, since each of them is paired with its own run of the base.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def to_json(
 
 def tables(report: dict[str, Any]) -> list[Table]:
     """Lay out a report: seconds with wrong rows beside them, ratios, and the choices made."""
-    return [_seconds_table(report), _ratio_table(report), _choices_table(report)]
+    choices = [_choices_table(report)] if any(run["why"] for run in report["runs"]) else []
+    return [_seconds_table(report), _ratio_table(report), *choices]
 
 
 def wrong_rows(report: dict[str, Any]) -> int:
@@ -93,6 +95,7 @@ def _run(results: Results, name: str, ranks: int, measures: dict[str, Measure]) 
         "config": name,
         "ranks": ranks,
         **{f"{what}_s": [measure(one) for one in samples] for what, measure in measures.items()},
+        "timed_epochs": sum(len(sample.epochs) for sample in samples),
         "rows": total,
         "bytes": {source: sum(report.num_bytes[source] for report in timed) for source in _SOURCES},
         "hit_rate": rows["cache"] / total if total else 0.0,
@@ -133,7 +136,15 @@ def _spread(ratio: dict[str, float | None]) -> float | None:
 def _seconds_table(report: dict[str, Any]) -> Table:
     table = Table(title=f"Median of an epoch; floor without features {report['floor_s']:.3f} s")
     table.add_column("configuration")
-    for column in ("epoch s", "CPU s", "exposed s", "wait s", "MB host", "hit rate", "wrong rows"):
+    for column in (
+        "epoch s",
+        "CPU s",
+        "exposed s",
+        "wait s",
+        "MB from host",
+        "hit rate",
+        "wrong rows",
+    ):
         table.add_column(column, justify="right")
     for run in report["runs"]:
         seconds = [
@@ -144,7 +155,7 @@ def _seconds_table(report: dict[str, Any]) -> Table:
         table.add_row(
             run["config"],
             *seconds,
-            f"{run['bytes']['host'] / 1e6:,.0f}",
+            f"{run['bytes']['host'] / run['timed_epochs'] / 1e6:,.0f}",
             f"{run['hit_rate']:.3f}",
             f"[bold red]{wrong}[/]" if run["wrong_rows"] else wrong,
         )
@@ -168,8 +179,8 @@ def _choices_table(report: dict[str, Any]) -> Table:
     for column in ("configuration", "feature", "transport", "why"):
         table.add_column(column)
     for run in report["runs"]:
-        for feature, transport in run["transport"].items():
-            table.add_row(run["config"], feature, transport, run["why"].get(feature, ""))
+        for feature, why in run["why"].items():
+            table.add_row(run["config"], feature, run["transport"][feature], why)
     return table
 
 

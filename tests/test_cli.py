@@ -1,0 +1,151 @@
+"""The command line: what it prints and writes, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import yaml
+
+from featsync import cli
+
+pytestmark = pytest.mark.dgl
+
+SAMPLE = {"sample_neighbor": {"fanouts": [3, 3]}}
+KEYS = {"node_feature_keys": ["feat", "mapped"], "edge_feature_keys": ["weight"]}
+STOCK = [SAMPLE, {"fetch_feature": KEYS}]
+FEATSYNC = [SAMPLE, {"plan_feature": KEYS}, {"sync_feature": {}}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from featsync.ondisk import open_folder
+    from support.folders import homogeneous_folder
+
+    path = homogeneous_folder(tmp_path_factory.mktemp("tiny"))
+    open_folder(str(path), "node_classification")  # preprocess once, not in every process
+    return path
+
+
+@pytest.fixture
+def pipeline(folder, tmp_path):
+    """Writes a configuration file; gives its path as typed."""
+
+    def write(name, stages, **changes):
+        path = tmp_path / f"{name}.yaml"
+        settings = {"dataset": {"path": str(folder)}, "batch_size": 16, "stages": stages}
+        path.write_text(yaml.safe_dump({**settings, **changes}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def featsync(monkeypatch, capsys):
+    """Runs the program; gives exit status, and what it printed on both channels."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["featsync", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+@pytest.mark.parametrize("stages", [STOCK, FEATSYNC], ids=["stock", "featsync"])
+def test_check_compares_rows_and_says_what_was_chosen(featsync, pipeline, stages):
+    status, printed, _ = featsync("check", pipeline("good", stages), "--minibatches", "3")
+
+    assert status == 0
+    assert "3 minibatches" in printed
+    assert ": 0 wrong" in printed
+    for feature in ("node/None/feat", "node/None/mapped", "edge/None/weight"):
+        assert feature in printed
+
+
+def test_check_finds_wrong_rows_of_a_stage_that_the_user_brings(featsync, pipeline):
+    wrong = {"fetch_wrongly": {"node_feature_keys": ["feat"]}}
+    path = pipeline("wrong", [SAMPLE, wrong])
+
+    status, printed, errors = featsync("check", path, "--import", "support.wrong_stages")
+
+    assert status == 1
+    assert "15 wrong" in printed  # of 8 minibatches, all but the last compared twice
+    assert "failed: 15 rows differ" in errors
+
+
+def test_record_writes_the_ids_of_an_epoch(featsync, pipeline, tmp_path):
+    out = tmp_path / "trace.npz"
+
+    status, printed, _ = featsync("record", pipeline("good", FEATSYNC), "--out", str(out))
+
+    with np.load(out) as trace:
+        ids, offsets = trace["node/None/feat/ids"], trace["node/None/feat/offsets"]
+        edges, edge_offsets = trace["edge/None/weight/ids"], trace["edge/None/weight/offsets"]
+        rows = (int(trace["node/None/feat/num_rows"]), int(trace["edge/None/weight/num_rows"]))
+    assert status == 0
+    assert f"node/None/feat: {len(ids):,} ids" in printed
+    assert ids.dtype == offsets.dtype == np.int64
+    assert (len(offsets), offsets[0], offsets[-1]) == (9, 0, len(ids))
+    assert (len(edge_offsets), edge_offsets[-1]) == (9, len(edges))
+    assert rows == (200, 2000)
+    # Sampled nodes are distinct in each minibatch, and lie in the table.
+    for first, last in pairwise(offsets):
+        assert len(np.unique(ids[first:last])) == last - first
+    assert 0 <= ids.min() <= ids.max() < 200
+
+
+def test_bench_writes_report_picture_and_trace(featsync, pipeline, tmp_path):
+    out, picture, trace = (tmp_path / name for name in ("o.json", "o.png", "t.json"))
+    paths = [pipeline("stock", STOCK), pipeline("featsync", FEATSYNC)]
+    files = ["--json", str(out), "--plot", str(picture), "--trace", str(trace)]
+
+    status, printed, _ = featsync("bench", *paths, "--pairs", "1", "--simulate-step", "1", *files)
+
+    report = json.loads(out.read_text())
+    assert status == 0
+    assert [run["config"] for run in report["runs"]] == ["stock", "featsync"]
+    assert [run["wrong_rows"] for run in report["runs"]] == [0, 0]
+    assert report["schema"] == 1
+    assert set(report["runs"][1]["transport"]) == {
+        "node/None/feat",
+        "node/None/mapped",
+        "edge/None/weight",
+    }
+    assert report["runs"][1]["why"]
+    assert report["environment"]["cores"] >= 1
+    assert report["workload"]["model"] == "simulated, 1 ms"
+    assert "wrong rows" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["check", "absent.yaml"], ["absent.yaml cannot be read"]),
+        (["check", "GOOD", "--set", "num_worker=1"], ["Did you mean 'num_workers'?"]),
+        (["check", "GOOD", "--set", "batch_size=big"], ["batch_size = 'big'"]),
+        (["check", "GOOD", "--import", "no_such_module"], ["no_such_module"]),
+        (["bench", "GOOD"], ["at least one other"]),
+        (["bench", "GOOD", "GOOD"], ["given twice"]),
+        (["bench", "GOOD", "GOOD", "--model", "sag"], ["Did you mean 'sage'?"]),
+        (["bench", "GOOD", "GOOD", "--simulate-step", "x"], ["--simulate-step"]),
+        (["bench", "GOOD", "GOOD", "--ranks", "0"], ["--ranks"]),
+        (["chek", "GOOD"], ["chek"]),
+    ],
+)
+def test_a_wrong_request_is_one_message_and_status_2(featsync, pipeline, arguments, parts):
+    good = pipeline("good", STOCK)
+
+    status, _, errors = featsync(*(good if word == "GOOD" else word for word in arguments))
+
+    assert status == 2
+    assert "Traceback" not in errors
+    for part in parts:
+        assert part in errors
