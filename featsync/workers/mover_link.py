@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import weakref
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -145,10 +146,12 @@ class MoverLink:
         if not self._pending:
             self._last_sign = time.monotonic()  # idle until now: silence begins here
         data = json.dumps(message).encode()
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         while self._lost is None:
             try:
-                socket.send_fds(self._link, [data], fds, flags)
+                # socket.send_fds would be the same, but some Pythons ignore the flags it is given.
+                self._link.sendmsg([data], ancillary, flags)
             except BlockingIOError:
                 with contextlib.suppress(PeerError):
                     self.receive()  # its answers may be what fills the way
