@@ -291,6 +291,10 @@ def test_what_lies_in_this_process_alone_is_refused_by_a_process_with_the_featur
         worker.close()
 
 
+def mover_threads():
+    return {thread for thread in threading.enumerate() if isinstance(thread, MoverThread)}
+
+
 def test_inline_moves_nothing_before_it_is_waited_for():
     bench = Bench("inline")
     move = bench.gather(1)
@@ -334,8 +338,9 @@ def test_a_thread_that_does_not_finish_in_time_is_named_with_what_it_moves():
 
 
 def test_a_thread_ends_after_the_moves_that_it_has():
+    before = mover_threads()
     bench = Bench("thread")
-    (thread,) = (t for t in threading.enumerate() if isinstance(t, MoverThread) and t.is_alive())
+    (thread,) = mover_threads() - before
     move = bench.gather(1)
     bench.worker.submit([move])
 
@@ -395,7 +400,7 @@ def test_at_exit_a_thread_that_is_stuck_is_waited_for_no_longer_than_its_timeout
     bench.worker.submit([Call("stuck", lambda: (has_begun.set(), may_go_on.wait(TIMEOUT_S)))])
     bench.worker.submit([Call("never begun", lambda: never.append(1))])
     assert has_begun.wait(TIMEOUT_S)
-    (thread,) = (t for t in threading.enumerate() if isinstance(t, MoverThread))
+    (thread,) = (t for t in mover_threads() if t.timeout == 0.05)
 
     began = time.monotonic()
     _end_threads()

@@ -1,0 +1,260 @@
+"""Who may import what, and how long files and functions may be: read from the source itself."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "featsync"
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+
+# The only module that imports these, so that everything else works without DGL.
+HOST_MODULE = "featsync._graphbolt"
+HOST_PACKAGES = ("dgl", "torchdata")
+
+# These may import the host module. What is not among them works without DGL.
+HOSTED = (
+    "featsync.caches",
+    "featsync.fixed_feature",
+    "featsync.loading",
+    "featsync.ondisk",
+    "featsync.pipeline",
+    "featsync.share_store",
+    "featsync.sources",
+    "featsync.stages",
+    "featsync.bench",
+)
+
+# Each may import what stands above it, and what stands in its own line. A package stands for all of
+# its modules. What is not named here is the top: nothing named here may import it.
+LAYERS = (
+    ("featsync.errors", "featsync.mover"),
+    ("featsync.retention", "featsync.move", "featsync.pool", "featsync.segment", "featsync.clock"),
+    ("featsync.plan", "featsync.mapped", "featsync.device"),
+    ("featsync.table", "featsync.counts", "featsync.window", "featsync.world"),
+    ("featsync.workers", "featsync.residency", "featsync.cache_size"),
+    ("featsync.session", "featsync.settings", "featsync.sharing"),
+    ("featsync.host_check", HOST_MODULE),
+    ("featsync.sources", "featsync.caches", "featsync.fixed_feature"),
+    ("featsync.stages", "featsync.share_store"),
+)
+
+# Decisions: they start nothing, wait for nobody and talk to nobody.
+PURE = (
+    "featsync.cache_size",
+    "featsync.clock",
+    "featsync.counts",
+    "featsync.errors",
+    "featsync.move",
+    "featsync.plan",
+    "featsync.residency",
+    "featsync.retention",
+    "featsync.window",
+)
+EFFECTS = (
+    "asyncio",
+    "atexit",
+    "concurrent",
+    "ctypes",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "queue",
+    "select",
+    "socket",
+    "subprocess",
+    "threading",
+    "torch.cuda",
+    "torch.distributed",
+    "torch.multiprocessing",
+    "torch.utils",
+)
+
+
+def name_of(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def tree_of(module):
+    return ast.parse(FILES[module].read_text(encoding="utf-8"))
+
+
+def is_inside(module, names):
+    """Whether a module is one of ``names``, or lies in a package among them."""
+    return any(module == name or module.startswith(name + ".") for name in names)
+
+
+def named_by(statement):
+    """Modules, and names that may be modules, of one statement."""
+    if isinstance(statement, ast.Import):
+        yield from (alias.name for alias in statement.names)
+    elif isinstance(statement, ast.ImportFrom):
+        yield statement.module
+        yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+
+
+@cache
+def imports_of(module):
+    """Everything that a module imports anywhere, also inside functions."""
+    return frozenset(name for node in ast.walk(tree_of(module)) for name in named_by(node))
+
+
+def statements_run_on_import(body):
+    for statement in body:
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            continue
+        yield statement
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            for block in ("body", "orelse", "finalbody"):
+                yield from statements_run_on_import(getattr(statement, block, []))
+
+
+@cache
+def modules_run_by(module):
+    """Modules of the package that importing ``module`` imports at once."""
+    found = set()
+    for statement in statements_run_on_import(tree_of(module).body):
+        names = set(named_by(statement)) & FILES.keys()
+        if isinstance(statement, ast.ImportFrom) and len(names) > 1:
+            names.discard(statement.module)  # `from package import module` means the module
+        found |= names
+    return frozenset(found - {"featsync"})
+
+
+def reached_from(module):
+    reached, left = set(), [module]
+    while left:
+        new = modules_run_by(left.pop()) - reached
+        reached |= new
+        left += new
+    return reached
+
+
+def test_every_module_is_found():
+    assert {"featsync", "featsync.window", "featsync.retention.lru", HOST_MODULE} <= FILES.keys()
+
+
+@pytest.mark.parametrize("names", [HOSTED, PURE, sum(LAYERS, ())], ids=["hosted", "pure", "layers"])
+def test_the_tables_name_modules_that_are_there(names):
+    assert [name for name in names if name not in FILES] == []
+    assert len(set(names)) == len(names)
+
+
+def offenders(found):
+    """What was found, by module, without the modules where nothing was."""
+    return {module: sorted(names) for module, names in found.items() if names}
+
+
+def test_dgl_is_imported_in_the_host_module_only():
+    others = FILES.keys() - {HOST_MODULE}
+    imported = {m: [n for n in imports_of(m) if is_inside(n, HOST_PACKAGES)] for m in others}
+
+    assert offenders(imported) == {}
+    assert "dgl.graphbolt" in imports_of(HOST_MODULE)
+
+
+def test_the_host_module_is_imported_by_hosted_modules_only():
+    importers = {module for module in FILES if HOST_MODULE in imports_of(module)}
+
+    assert {module for module in importers if not is_inside(module, HOSTED)} == set()
+
+
+def test_what_is_not_hosted_does_not_reach_the_host_module():
+    core = [name for layer in LAYERS for name in layer if not is_inside(name, HOSTED)]
+    modules = [m for m in FILES if is_inside(m, core) and m != HOST_MODULE]
+
+    assert [module for module in modules if HOST_MODULE in reached_from(module)] == []
+
+
+def layer_of(module):
+    found = [i for i, layer in enumerate(LAYERS) if is_inside(module, layer)]
+    return found[0] if found else len(LAYERS)
+
+
+def test_imports_point_from_later_layers_to_earlier_ones():
+    upwards = {
+        module: [
+            name
+            for name in imports_of(module) & FILES.keys() - {"featsync"}
+            if layer_of(name) > layer_of(module)
+        ]
+        for module in FILES
+    }
+
+    assert offenders(upwards) == {}
+
+
+def test_the_package_itself_imports_errors_and_nothing_else_of_its_own():
+    assert modules_run_by("featsync") == {"featsync.errors"}
+
+
+def test_no_module_reaches_itself():
+    assert [module for module in FILES if module in reached_from(module)] == []
+
+
+def test_decisions_have_no_effects():
+    pure = [module for module in FILES if is_inside(module, PURE)]
+    imported = {m: [n for n in imports_of(m) if is_inside(n, EFFECTS)] for m in pure}
+    used = {
+        module: [
+            ast.unparse(node)
+            for node in ast.walk(tree_of(module))
+            if isinstance(node, ast.Attribute) and is_inside(ast.unparse(node), EFFECTS)
+        ]
+        for module in pure
+    }
+
+    assert offenders(imported) == {}
+    assert offenders(used) == {}
+
+
+def test_modules_are_named_in_full():
+    relative = {
+        module: [
+            node.lineno
+            for node in ast.walk(tree_of(module))
+            if isinstance(node, ast.ImportFrom) and node.level
+        ]
+        for module in FILES
+    }
+
+    assert offenders(relative) == {}
+
+
+def test_no_file_is_too_long_to_be_read():
+    lines = {m: len(path.read_text(encoding="utf-8").splitlines()) for m, path in FILES.items()}
+
+    assert {module: count for module, count in lines.items() if count > MAX_FILE_LINES} == {}
+
+
+def test_no_function_is_too_long_to_be_read():
+    too_long = {
+        module: [
+            node.name
+            for node in ast.walk(tree_of(module))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
+        ]
+        for module in FILES
+    }
+
+    assert offenders(too_long) == {}
+
+
+def test_nothing_is_global():
+    """What an instance needs it gets as arguments."""
+    rebound = {
+        module: [node.names for node in ast.walk(tree_of(module)) if isinstance(node, ast.Global)]
+        for module in FILES
+    }
+
+    assert offenders(rebound) == {}
