@@ -189,17 +189,19 @@ class Syncer(IterDataPipe[Any]):
         watch_loop(session.close)
         try:
             last: tuple[Any, Flight] | None = None
-            for minibatch in self.datapipe:
-                ahead = _take_ahead(minibatch)
-                flight = session.begin(ahead.plan, ahead.wants, last[1] if last else None)
-                ready, last = last, (minibatch, flight)
-                del minibatch, flight
+            error: Exception | None = None
+            source = iter(self.datapipe)
+            while error is None:
+                ready, last = last, None
+                try:
+                    last = _begin(session, next(source), ready)
+                except Exception as caught:  # noqa: BLE001 - raised below, when it is its turn
+                    error = caught
                 if ready is not None:
                     yield _finish(session, *ready)
                     ready = None
-            if last is not None:
-                ready, last = last, None
-                yield _finish(session, *ready)
+            if not isinstance(error, StopIteration):
+                raise error
         finally:
             session.close()
 
@@ -248,6 +250,11 @@ def _take_ahead(minibatch: Any) -> Ahead:
             "sync_feature made a new one. Put that stage before plan_feature or after sync_feature."
         )
     return ahead
+
+
+def _begin(session: Session, minibatch: Any, last: tuple[Any, Flight] | None) -> tuple[Any, Flight]:
+    ahead = _take_ahead(minibatch)
+    return minibatch, session.begin(ahead.plan, ahead.wants, last[1] if last else None)
 
 
 def _finish(session: Session, minibatch: Any, flight: Flight) -> Any:
