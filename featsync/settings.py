@@ -14,7 +14,7 @@ from featsync.cache_size import check_cache_size
 from featsync.device import check_device
 from featsync.errors import ConfigError, unknown_name
 from featsync.plan import FeatureKey
-from featsync.retention import RETENTION
+from featsync.retention import MAX_WINDOW, RETENTION
 from featsync.workers import WORKERS
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class PlannerSettings:
         _check_name("plan_feature.retention", self.retention, RETENTION)
         _check_name("plan_feature.cache_scope", self.cache_scope, CACHE_SCOPES)
         check_cache_size(self.device_cache)
+        if self.device_cache and self.retention != "none" and self.lookahead > MAX_WINDOW:
+            raise ConfigError(
+                f"plan_feature.lookahead = {self.lookahead}: with a device_cache it must be at "
+                f"most {MAX_WINDOW}"
+            )
 
     def score_of(self, key: FeatureKey, num_rows: int) -> NDArray[Any] | None:
         """The score of one feature's rows, ``(num_rows,)``, or ``None``.
