@@ -138,6 +138,7 @@ def test_after_leaving_early_two_full_epochs_follow_with_loader_workers(leave):
         seeds_of(minibatch)
         for minibatch in stock_loader(ring_batches(10), store, ["x"], num_workers=2)
     ]
+    end_loader_workers()
 
     leave(loader)
 
@@ -298,6 +299,8 @@ def test_loader_workers_sample_and_the_planner_sees_all_minibatches_in_order(num
     planned_pipe = planned(ring_batches(10).transform(note_process), store, ["x"], lookahead=3)
     loader = gb.DataLoader(planned_pipe.transform(note_delivery), num_workers=num_workers)
     stock = stock_loader(ring_batches(10), store, ["x"], num_workers=num_workers)
+    stock_seeds = [seeds_of(minibatch) for minibatch in stock]
+    end_loader_workers()
 
     for _ in range(2):
         minibatches = list(loader)
@@ -306,7 +309,7 @@ def test_loader_workers_sample_and_the_planner_sees_all_minibatches_in_order(num
         assert len(samplers) == num_workers
         assert os.getpid() not in samplers
         assert {minibatch.delivered_in for minibatch in minibatches} == {os.getpid()}
-        assert [seeds_of(m) for m in minibatches] == [seeds_of(m) for m in stock]
+        assert [seeds_of(m) for m in minibatches] == stock_seeds
         assert sorted(seed for m in minibatches for seed in seeds_of(m)) == list(range(20))
 
 
