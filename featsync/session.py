@@ -122,7 +122,6 @@ class Session:
                 f"between plan_feature and sync_feature drops or reorders minibatches. Put that "
                 f"stage before plan_feature or after sync_feature."
             )
-        self._num_begun += 1
         flight = Flight(wants)
         if last is not None and (keeps := self._keep_moves(plan, last)):
             last.tickets.append(self._mover.worker.submit(keeps))
@@ -133,6 +132,7 @@ class Session:
         for key, part in plan.features.items():
             self._count(key).count(part)
         self._mover.stats.plan_s += plan.seconds
+        self._num_begun += 1
         return flight
 
     def finish(self, flight: Flight) -> Mapping[FeatureKey, Rows]:
