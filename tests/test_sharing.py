@@ -1,16 +1,12 @@
-"""One copy of each table per machine; every rank hears of what is wrong; nothing is left behind."""
+"""One copy of each table per machine; every rank hears of what is wrong."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,57 +14,27 @@ import torch
 import torch.distributed as dist
 
 from featsync import sharing
-from featsync.device import CpuDevice
 from featsync.errors import CapacityError, ConfigError, PeerError
 from featsync.mapped import file_of, open_npy
-from featsync.move import Gather
 from featsync.plan import FeatureKey
 from featsync.sharing import share_tensors
-from featsync.workers.process import ProcessWorker
 from featsync.world import World
+from support.processes import open_descriptors
 from support.ranks import run_ranks
+from support.tensors import DTYPES, bits, random_bits
 
 FEAT = FeatureKey("node", None, "feat")
 AGE = FeatureKey("node", "paper", "age")
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-]
-
-
-def random_bytes_tensor(dtype, shape, seed=0):
-    """A tensor of random bits: NaN payloads and -0.0 included."""
-    item = torch.empty(0, dtype=dtype).element_size()
-    bits = np.random.default_rng(seed).integers(0, 256, (*shape, item), dtype=np.uint8)
-    bits = bits & 1 if dtype == torch.bool else bits
-    return (
-        torch.from_numpy(bits).view(dtype).view(shape)
-        if bits.size
-        else torch.empty(shape, dtype=dtype)
-    )
-
-
-def bits(tensor):
-    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
 
 
 def tables_of_all_kinds():
     shapes = [(10, 1), (10, 0), (0, 4), (10, 2, 3), (10,)]
     tables = {
-        FeatureKey("node", str(dtype), str(shape)): random_bytes_tensor(dtype, shape)
+        FeatureKey("node", str(dtype), str(shape)): random_bits(dtype, shape)
         for dtype in DTYPES
         for shape in shapes
     }
-    base = random_bytes_tensor(torch.float32, (20, 8))
+    base = random_bits(torch.float32, (20, 8))
     tables[FeatureKey("node", "strided", "columns")] = base[:, ::2]
     tables[FeatureKey("node", "strided", "transposed")] = base.t()
     tables[FeatureKey("node", "strided", "expanded")] = base[:, :1].expand(20, 4)
@@ -238,7 +204,7 @@ def sharing_facts(rank, folder):
     """What ranks of one machine see of each other's tables; raises where it is wrong."""
     world = World.join(timeout=30)
     tables = tables_of_all_kinds()
-    fds = len(list(Path("/proc/self/fd").iterdir()))
+    fds = open_descriptors()
     files = {
         FeatureKey("node", None, "read"): open_npy(f"{folder}/c.npy")[5:],
         FeatureKey("node", None, "fortran"): torch.from_numpy(
@@ -272,8 +238,7 @@ def sharing_facts(rank, folder):
     world.exchange("let go", None)
     assert kept is None or kept.eq(4).all()
     del kept
-    gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= fds
+    assert open_descriptors() <= fds
 
     return refusal_facts(rank, world)
 
@@ -305,91 +270,3 @@ def test_two_ranks_share(tmp_path):
     seconds = run_ranks(sharing_facts, 2, str(tmp_path))
 
     assert max(seconds) < 10
-
-
-def shared_run(rank, num_steps):
-    """A small run with shared tables and a mover process; prints whom to kill."""
-    world = World.join(timeout=60)
-    table = torch.arange(4000.0).view(1000, 4)
-    shared = share_tensors({FEAT: table} if rank == 0 else None, world)[FEAT]
-    worker = ProcessWorker(CpuDevice(), 30.0)
-    rows = torch.arange(0, 1000, 3)
-    out = torch.from_numpy(worker.allocate(len(rows) * 16)).view(torch.float32).view(-1, 4)
-    for step in range(num_steps):
-        out.zero_()
-        worker.submit([Gather("x", shared.tensor, rows, out)]).wait()
-        assert torch.equal(out, table[rows])
-        if step == 0:
-            sys.stdout.write(f"running {os.getpid()} {worker.pid}\n")
-            sys.stdout.flush()
-        time.sleep(0.001)
-    worker.close()
-    world.exchange("end", None)
-    return "ended"
-
-
-def start_run(num_steps):
-    folder = Path(__file__).parent
-    code = f"import test_sharing as t; print(t.run_ranks(t.shared_run, 2, {num_steps}))"
-    paths = [str(folder), str(folder.parent)]
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
-@pytest.mark.multirank
-def test_killed_runs_leave_nothing_and_the_next_ones_work():
-    before = set(Path("/dev/shm").iterdir())
-    killed = start_run(num_steps=10**9)
-    pids = [killed.pid]
-    for _ in range(2):
-        pids += map(int, killed.stdout.readline().split()[1:])
-    killed.stdout.close()
-
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    killed.wait()
-    following = [start_run(num_steps=50) for _ in range(2)]  # at once, side by side
-    outputs = [process.communicate(timeout=120)[0] for process in following]
-
-    for process, output in zip(following, outputs, strict=True):
-        assert process.returncode == 0
-        assert output.splitlines()[-1] == "['ended', 'ended']"
-        pids += [int(word) for line in output.splitlines()[:2] for word in line.split()[1:]]
-    assert len(pids) == 13
-    assert wait_until(lambda: not any(map(is_running, pids)))
-    assert wait_until(lambda: set(Path("/dev/shm").iterdir()) <= before)
-
-
-@pytest.mark.multirank
-def test_a_mover_does_not_outlive_its_killed_trainer():
-    run = start_run(num_steps=10**9)
-    ranks = [tuple(map(int, run.stdout.readline().split()[1:])) for _ in range(2)]
-    run.stdout.close()
-
-    try:
-        trainer, mover = ranks[0]
-        os.kill(trainer, signal.SIGKILL)  # only the trainer: its mover has to notice
-
-        assert wait_until(lambda: not is_running(mover), 5.0)
-    finally:
-        run.wait(30)
-    assert wait_until(lambda: not any(is_running(pid) for pair in ranks for pid in pair))
