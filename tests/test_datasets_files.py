@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -225,3 +226,24 @@ def test_graphbolt_opens_the_folder(lists, tmp_path):
     feature = dataset.feature.read("node", "file", "feat", torch.tensor([2]))
     expected = by_hand([["manual", "page", "v", "12", "html"]], 8)
     np.testing.assert_array_equal(feature.numpy(), expected)
+
+
+def test_who_asks_during_a_build_waits_and_does_not_build_again(lists, tmp_path, monkeypatch):
+    monkeypatch.setattr(debian_files, "_find_lists", lambda: lists)
+    options = DebianFilesOptions(folder=str(tmp_path / "new" / "built"), width=8)
+    saved, answers = [], []
+    second = threading.Thread(
+        target=lambda: answers.append(debian_files.ensure(options, lambda *_: saved.append(2)))
+    )
+
+    def save(topology, path):
+        second.start()
+        second.join(0.2)  # it must not get anywhere while this build goes on
+        saved.append(len(answers))
+        save_plainly(topology, path)
+
+    answers_first = debian_files.ensure(options, save)
+    second.join(30)
+
+    assert saved == [0]
+    assert answers == [answers_first]
