@@ -65,10 +65,10 @@ def _residency(
     caches: dict[tuple[FeatureKey, torch.device], Residency]
     caches = feature.__dict__.setdefault(_CACHES, {})
     name = (table.key, mover.device.torch_device)
-    if name in caches:
+    tensor = table.tensor
+    if name in caches and caches[name].fits(tensor):
         caches[name].check_settings(wanted)
         return caches[name]
-    tensor = table.tensor
     memory = _slots(table.key, (wanted.num_slots, *tensor.shape[1:]), tensor.dtype, mover)
     score = settings.score_of(table.key, table.num_rows)
     caches[name] = Residency(table.key, wanted, table.num_rows, memory, score)

@@ -79,6 +79,15 @@ class Residency:
             self._holds = version
         return True
 
+    def fits(self, home: torch.Tensor) -> bool:
+        """Whether it is a cache of such a table: as many rows, of the same shape and dtype."""
+        slots = self.slots
+        return (
+            self.retention.num_rows == len(home)
+            and slots.shape[1:] == home.shape[1:]
+            and slots.dtype == home.dtype
+        )
+
     def distrust(self) -> None:
         """Let the next session start empty: not every row that was to be kept got to its slot.
 
