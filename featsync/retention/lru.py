@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from featsync.errors import PlanError
 from featsync.retention.arrays import Ids, Score, Slots, refuse_repeats, scatter
 from featsync.retention.contract import Keep, Retention
 from featsync.retention.slots import SlotPool
@@ -83,6 +84,8 @@ class LruRetention(Retention):
 
     def _evict(self, count: int) -> None:
         while count > 0:
+            if self._log_start == self._log_end:
+                raise PlanError(f"the log lacks {count} of the slots that are in use")
             end = min(self._log_start + 2 * count + 256, self._log_end)
             entries = np.arange(self._log_start, end, dtype=np.int32)
             slots = self._log[self._log_start : end]

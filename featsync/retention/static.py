@@ -72,7 +72,7 @@ class StaticRetention(Retention):
         admission = self._tail.admit(ids, slots, self._counts.of(ids), self.num_slots)
         self._slot_of_row[admission.evicted_rows] = ABSENT
         scatter(self._slot_of_row, ids, admission.slots)
-        if self._counts.halve_if_due(admission.cut >> 1):
+        if self._counts.halve_if_due(admission.cut // 2):
             self._tail.halve()
         return Keep(admission.admitted, admission.slots.take(admission.admitted))
 

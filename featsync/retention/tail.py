@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from featsync.errors import PlanError
 from featsync.retention.arrays import Bytes, Ids, Slots, histogram
 from featsync.retention.slots import SlotPool
 
@@ -77,13 +78,7 @@ class Tail:
         self._keys[slots] = keys
         self._counts += histogram(keys)
 
-    def admit(
-        self,
-        ids: Ids,
-        slots: Slots,
-        levels: Bytes,
-        room: int,
-    ) -> Admission:
+    def admit(self, ids: Ids, slots: Slots, levels: Bytes, room: int) -> Admission:
         """Let rows compete with the tail for room.
 
         Args:
@@ -99,24 +94,18 @@ class Tail:
         keys = np.left_shift(levels, np.uint8(1))
         keys |= is_inside.view(np.uint8)
         arriving = histogram(keys)
-        ranked = np.cumsum(self._counts + arriving)
-        surplus = int(ranked[-1]) - room
-        cut = int(np.searchsorted(ranked, surplus)) if surplus > 0 else 0
-        evicted = np.empty(0, np.int64)
+        cut, num_old, num_new = self._cut(arriving, room)
+
+        evicted = self._evict(cut, num_old)
         stays = keys > np.uint8(cut)
-        if cut:
-            at_cut = surplus - int(ranked[cut - 1])
-            old = min(at_cut, int(self._counts[cut]))
-            evicted = self._evict(cut, old)
-            refused = at_cut - old
-            if refused < arriving[cut]:
-                stays[np.flatnonzero(keys == np.uint8(cut))[refused:]] = True
-            if refused or arriving[1:cut].any():
-                leaving = np.flatnonzero(is_inside & ~stays)
-                self.release(slots.take(leaving))
-            arriving[cut] -= refused
-            arriving[:cut] = 0
-        self._counts[1::2] += arriving[::2] + arriving[1::2]
+        if num_new < arriving[cut]:
+            stays[np.flatnonzero(keys == np.uint8(cut))[num_new:]] = True
+        if num_new or arriving[:cut].any():
+            self.release(slots.take(np.flatnonzero(is_inside & ~stays)))
+        arriving[:cut] = 0
+        arriving[cut] -= num_new
+        self._counts[1::2] += arriving[::2] + arriving[1::2]  # who was outside is inside now
+
         admitted = np.flatnonzero(stays & ~is_inside)
         # As slots where a row stays, else -1; a mask in arithmetic is cheaper than np.where.
         slots = (slots + np.int32(1)) * stays - np.int32(1)
@@ -139,6 +128,26 @@ class Tail:
         self._counts[:] = 0
         self._pool.free_all()
 
+    def _cut(self, arriving: Ids, room: int) -> tuple[int, int, int]:
+        """Find the key up to which rows have to go, so that tail and arrivals fit into room.
+
+        Args:
+            arriving: ``(256,)``: how many rows arrive with each key.
+            room: Rows that may stay.
+
+        Returns:
+            The key, below which all go, and how many go that have it, of the tail and of the
+            arrivals. All zero if nobody has to go.
+        """
+        ranked = np.cumsum(self._counts + arriving)
+        surplus = int(ranked[-1]) - room
+        if surplus <= 0:
+            return 0, 0, 0
+        cut = int(np.searchsorted(ranked, surplus))
+        at_cut = surplus - int(ranked[cut - 1])
+        num_old = min(at_cut, int(self._counts[cut]))
+        return cut, num_old, at_cut - num_old
+
     def _evict(self, cut: int, at_cut: int) -> Ids:
         """Free the slots below a key, and some at it, from the hand on; return their rows."""
         keys = self._keys[:-1]
@@ -147,10 +156,14 @@ class Tail:
             found.append(np.flatnonzero((keys < np.uint8(cut)) & (keys > np.uint8(FREE))))
             self._counts[:cut] = 0
         self._counts[cut] -= at_cut
+        to_scan = 2 * len(keys)  # where the hand stands, a stretch may be seen twice
         while at_cut > 0:
+            if to_scan <= 0:
+                raise PlanError(f"{at_cut} slots of the tail are counted that are not there")
             end = min(self._hand + max(4 * at_cut, HAND_STRIDE), len(keys))
             ahead = np.flatnonzero(keys[self._hand : end] == np.uint8(cut))[:at_cut] + self._hand
             is_enough = len(ahead) == at_cut
+            to_scan -= end - self._hand
             self._hand = (int(ahead[-1]) + 1 if is_enough else end) % len(keys)
             keys[ahead] = FREE
             at_cut -= len(ahead)

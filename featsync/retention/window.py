@@ -106,7 +106,7 @@ class WindowRetention(Retention):
         promised_slots = self._tail.reserve_new(ids.take(promised))
         slots[promised] = promised_slots
         self._uses.settle_oldest()
-        if self._levels.halve_if_due(admission.cut >> 1):
+        if self._levels.halve_if_due(admission.cut // 2):
             self._tail.halve()
 
         admitted = admission.admitted
