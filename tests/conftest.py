@@ -25,7 +25,7 @@ class LeftOutModule(pytest.Module):
     """A test module that is not imported, and is reported as skipped."""
 
     def collect(self):
-        pytest.skip(NO_DGL, allow_module_level=True)
+        pytest.skip(f"{self.path.name} {NO_DGL}", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path, parent):

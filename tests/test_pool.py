@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections import deque
 from queue import SimpleQueue
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featsync.errors import CapacityError
-from featsync.pool import Pool, private_block
+from featsync.pool import Pool, bytes_of, private_block, tensor_in
 from support.strategies import DTYPES
 
 LIMIT_S = 20.0
@@ -61,6 +62,24 @@ def test_private_blocks_start_on_a_cache_line(num_bytes):
 
     assert {len(block) for block in blocks} == {num_bytes}
     assert {block.ctypes.data % 64 for block in blocks} == {0}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_in_a_block_keeps_the_block(dtype):
+    block = private_block(bytes_of((4, 3), dtype))
+    memory = weakref.ref(block.base)
+    address = block.ctypes.data
+
+    tensor = tensor_in(block, (4, 3), dtype).fill_(1)
+    view = tensor[1:]
+    del block, tensor
+
+    assert memory() is not None
+    assert view.data_ptr() == address + bytes_of((3,), dtype)
+    assert view.shape == (3, 3)
+    assert bool((view == 1).all())
+    del view
+    assert memory() is None
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0)])

@@ -130,6 +130,22 @@ def test_a_tensor_of_inference_mode_has_a_version():
     assert table(NODE, home).version == table(NODE, home).version
 
 
+@pytest.mark.parametrize(
+    ("other", "fits"),
+    [
+        (torch.ones(9, 2), True),
+        (torch.ones(10, 2), False),
+        (torch.ones(8, 2), False),
+        (torch.ones(9, 3), False),
+        (torch.ones(9, 2, 1), False),
+        (torch.ones(9, 2, dtype=torch.float64), False),
+        (torch.ones(9, 2, dtype=torch.int32), False),
+    ],
+)
+def test_a_cache_fits_tables_of_its_rows_and_dtype_only(cache, other, fits):
+    assert cache.fits(other) == fits
+
+
 def test_a_distrusted_cache_is_empty_for_the_next_session(home, cache):
     fill(cache, home)
 

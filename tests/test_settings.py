@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from featsync.errors import ConfigError
-from featsync.retention import RETENTION
+from featsync.retention import MAX_WINDOW, RETENTION
 from featsync.settings import CACHE_SCOPES, TRANSPORTS, PlannerSettings, SyncerSettings
 from featsync.workers import WORKERS
 from support.strategies import NODE, OTHER
@@ -41,6 +41,16 @@ def test_lookahead_is_a_whole_number_of_at_least_one(lookahead):
     assert refusal(PlannerSettings, lookahead=lookahead) == (
         f"plan_feature.lookahead = {lookahead!r}: it must be a whole number, 1 or more"
     )
+
+
+def test_a_cache_limits_how_far_ahead_it_can_look():
+    assert PlannerSettings(lookahead=MAX_WINDOW + 1).lookahead == MAX_WINDOW + 1
+    assert PlannerSettings(lookahead=MAX_WINDOW, device_cache=0.1).lookahead == MAX_WINDOW
+    assert PlannerSettings(lookahead=999, device_cache=0.1, retention="none").lookahead == 999
+
+    message = refusal(PlannerSettings, lookahead=MAX_WINDOW + 1, device_cache=0.1)
+
+    assert message == "plan_feature.lookahead = 65: with a device_cache it must be at most 64"
 
 
 @pytest.mark.parametrize("staleness", [-1, 1.5, False, "some", None])
