@@ -21,7 +21,7 @@ import sys
 if __name__ == "__main__":
     # Started by path: the package's own folder must not hide modules of other packages, and NumPy
     # comes from where the trainer has it.
-    sys.path[0:1] = []
+    sys.path[:] = [folder for folder in sys.path if folder != __file__.rpartition("/")[0]]
     sys.path.append(sys.argv[3])
 
 import fcntl

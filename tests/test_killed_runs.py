@@ -26,7 +26,7 @@ KEY = FeatureKey("node", None, "feat")
 
 def shared_run(rank, num_steps):
     """A small run with shared tables and a mover process; prints whom to kill."""
-    world = World.join(timeout=60)
+    world = World.join(timeout=200)
     table = torch.arange(4000.0).view(1000, 4)
     shared = share_tensors({KEY: table} if rank == 0 else None, world)[KEY]
     worker = ProcessWorker(CpuDevice(), 30.0)
@@ -49,7 +49,7 @@ def start_run(num_steps):
     folder = Path(__file__).parent
     code = (
         "from support.ranks import run_ranks; import test_killed_runs as t; "
-        f"print(run_ranks(t.shared_run, 2, {num_steps}))"
+        f"print(run_ranks(t.shared_run, 2, {num_steps}, timeout_s=200))"
     )
     paths = [str(folder), str(folder.parent)]
     return subprocess.Popen(
@@ -61,6 +61,7 @@ def start_run(num_steps):
 
 
 @pytest.mark.multirank
+@pytest.mark.timeout(400)  # nine processes import torch
 def test_killed_runs_leave_nothing_and_the_next_ones_work():
     before = set(Path("/dev/shm").iterdir())
     killed = start_run(num_steps=10**9)
@@ -74,7 +75,7 @@ def test_killed_runs_leave_nothing_and_the_next_ones_work():
             os.kill(pid, signal.SIGKILL)
     killed.wait()
     following = [start_run(num_steps=50) for _ in range(2)]  # at once, side by side
-    outputs = [process.communicate(timeout=120)[0] for process in following]
+    outputs = [process.communicate(timeout=250)[0] for process in following]
 
     for process, output in zip(following, outputs, strict=True):
         assert process.returncode == 0
@@ -97,5 +98,5 @@ def test_a_mover_does_not_outlive_its_killed_trainer():
 
         assert wait_until(lambda: not is_running(mover), 5.0)
     finally:
-        run.wait(30)
+        run.wait(60)
     assert wait_until(lambda: not any(is_running(pid) for pair in ranks for pid in pair))

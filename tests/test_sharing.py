@@ -202,7 +202,7 @@ def test_a_rank_that_could_not_read_its_tables_says_so_to_the_others():
 
 def sharing_facts(rank, folder):
     """What ranks of one machine see of each other's tables; raises where it is wrong."""
-    world = World.join(timeout=30)
+    world = World.join(timeout=100)
     tables = tables_of_all_kinds()
     fds = open_descriptors()
     files = {

@@ -88,8 +88,8 @@ def test_a_rank_that_does_not_come_is_named_in_time():
 
 
 def world_facts(rank):
-    everybody = World.join(timeout=30)
-    again = World.join(timeout=30)
+    everybody = World.join(timeout=100)
+    again = World.join(timeout=100)
     facts = {
         "rank": (everybody.rank, everybody.size, everybody.first_ranks),
         "host": (everybody.host_of_rank, everybody.ranks_of_host, everybody.is_first_of_host),
@@ -103,7 +103,7 @@ def world_facts(rank):
         alone = World.join(dist.new_group([1], use_local_synchronization=True))
         facts["sub"] = (alone.rank, alone.size, alone.exchange("b", 7))
     else:
-        sub = World.join(group, timeout=30)
+        sub = World.join(group, timeout=100)
         facts["sub"] = (sub.rank, sub.size, sub.exchange("b", rank), sub.name(1))
         if rank == 2:
             time.sleep(0.8)

@@ -149,14 +149,16 @@ class ProcessWorker(Worker):
                 self._link.map(place.number, place.fd, place.num_bytes)
                 self._sent.add(place.number)
             return place.number, place.offset
-        held = self._held.get(extent)
-        if held is None:
-            file = file_of(tensor) if tensor.device.type == "cpu" else None
-            number = None if file is None else self._number_of_file(file)
-            if file is None or number is None:
-                raise _private(what, tensor, which)
-            held = self._held[extent] = _Held(tensor, number, file.offset)
-        return held.number, held.offset
+        address, num_bytes = extent
+        for (start, size), held in self._held.items():
+            if start <= address and address + num_bytes <= start + size:
+                return held.number, held.offset + address - start
+        file = file_of(tensor) if tensor.device.type == "cpu" else None
+        number = None if file is None else self._number_of_file(file)
+        if file is None or number is None:
+            raise _private(what, tensor, which)
+        self._held[extent] = _Held(tensor, number, file.offset)
+        return number, file.offset
 
     def _number_of_file(self, file: MappedFile) -> int | None:
         """Send a file, or shared memory of somebody else; ``None`` if there is no way to it."""

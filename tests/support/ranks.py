@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 
 def run_ranks(
-    body: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0
+    body: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120.0
 ) -> list[Any]:
     """Call ``body(rank, *args)`` on gloo ranks and return what each returned, in order.
 
