@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from featsync.device import Device
+from featsync.errors import PeerError
 from featsync.move import Move
 from featsync.workers.contract import Ticket, Worker
 
@@ -41,6 +42,13 @@ class InlineTicket(Ticket):
         self._moves = ()
         self._seconds = time.perf_counter() - start
 
+    def drop(self) -> None:
+        """Never carry out these moves, and say so to `wait`."""
+        self._moves = ()
+        self._error = PeerError(
+            "worker inline was closed before these rows were waited for", "worker inline"
+        )
+
     @property
     def seconds(self) -> float:
         """How long the moves took."""
@@ -66,4 +74,5 @@ class InlineWorker(Worker):
 
     def close(self) -> None:
         """Drop what was not waited for."""
-        self._queue.clear()
+        while self._queue:
+            self._queue.popleft().drop()
