@@ -71,7 +71,7 @@ def compare(ranks: int, folder: Path) -> dict[str, Any]:
     """Let both pipelines run in turn; give the report."""
     out = folder / f"bench-{ranks}.json"
     configs = [str(HERE / f"{name}.yaml") for name in PIPELINES]
-    say(f"Comparing both on {count(ranks)}: epochs in turn, every row of the first ones compared")
+    say(f"Comparing both on {count(ranks)}: epochs in turn, rows compared with the table")
     options = ["--ranks", str(ranks), "--pairs", str(PAIRS), "--json", str(out)]
     follow([sys.executable, "-m", "featsync.cli", "bench", *configs, *options])
     report: dict[str, Any] = json.loads(out.read_text())

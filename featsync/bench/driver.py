@@ -74,7 +74,7 @@ class Results:
         samples: Of each configuration, in the order in which they were run.
         pairs: Of each configuration but the base, and of the base against itself, (base, other).
         floors: Epochs without features, of any configuration.
-        warm_ups: Reports of the warm-up epochs, in which all rows were compared.
+        warm_ups: Reports of the warm-up epochs, in which many rows were compared.
     """
 
     names: list[str]

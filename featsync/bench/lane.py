@@ -6,6 +6,7 @@ ends the lane, with what that rank itself said.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -45,8 +46,11 @@ class Lane:
     def __init__(self, spec: RankSpec) -> None:
         self.name = spec.lane
         self._timeout = spec.timeout
-        self._folder = tempfile.TemporaryDirectory(prefix="featsync-bench-")
-        store_file = str(Path(self._folder.name) / "store")
+        self._folder = contextlib.ExitStack()
+        store_file = ""
+        if spec.world_size > 1:
+            folder = tempfile.TemporaryDirectory(prefix="featsync-bench-")
+            store_file = str(Path(self._folder.enter_context(folder)) / "store")
         self._ranks: list[_RankProcess] = []
         try:
             for rank in range(spec.world_size):
@@ -85,7 +89,7 @@ class Lane:
         """End all processes at once; idempotent."""
         for rank in self._ranks:
             rank.kill()
-        self._folder.cleanup()
+        self._folder.close()
 
     def _collect(
         self, kind: type[_Reply], on_progress: Callable[[Progress], None] | None

@@ -46,8 +46,8 @@ class RunEpoch:
     """Asks for one epoch.
 
     Attributes:
-        kind: ``timed``; ``warm_up``, where every minibatch is compared when it comes and again
-            after its step; or ``floor``: no features, the model fed with resident ones.
+        kind: ``timed``; ``warm_up``, where minibatches are compared when they come and again after
+            their step; or ``floor``: no features, the model fed with resident ones.
         number: Counts the epochs of a lane; decides which minibatch is kept to be compared.
         with_marks: Whether to send the times of each minibatch.
     """
