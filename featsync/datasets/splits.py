@@ -17,29 +17,36 @@ SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}
 Integers = npt.NDArray[np.int64]
 
 
-def split(num_items: int) -> dict[str, Integers]:
+def split(num_items: int, train_share: float = SHARES["train"]) -> dict[str, Integers]:
     """Assign the numbers below `num_items` to the parts, in the shares of `SHARES`.
+
+    A smaller share of training items leaves the others out of the split altogether.
 
     The order is that of a hash of the number, not of a random generator: it is the same for every
     version of every library. Within a part the numbers are in that order too.
     """
     order = np.argsort(mix(np.arange(num_items, dtype=np.uint64)), kind="stable")
     bounds = np.round(np.cumsum(list(SHARES.values())) * num_items).astype(np.int64)
-    return dict(zip(SHARES, np.split(order, bounds[:-1]), strict=True))
+    parts = dict(zip(SHARES, np.split(order, bounds[:-1]), strict=True))
+    parts["train"] = parts["train"][: round(train_share * num_items)]
+    return parts
 
 
-def seeds_and_labels(labels: Integers) -> dict[str, tuple[Tensor, Tensor]]:
+def seeds_and_labels(
+    labels: Integers, train_share: float = SHARES["train"]
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Split labelled nodes.
 
     Args:
         labels: ``(nodes,)``, the class of each node.
+        train_share: Share of the nodes that are trained on, at most that of `SHARES`.
 
     Returns:
         By part, node ids and their labels, each ``(seeds,)`` int64.
     """
     return {
         part: (torch.from_numpy(ids), torch.from_numpy(labels[ids]))
-        for part, ids in split(len(labels)).items()
+        for part, ids in split(len(labels), train_share).items()
     }
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from featsync.datasets import splits
 from featsync.datasets.graph_data import GraphData, Split, Task, Topology
 from featsync.datasets.options import Options
+from featsync.datasets.splits import SHARES
 
 HOMOPHILY = 0.5
 CENTRE_LENGTH = 2.8  # of a class centre, where the noise has length sqrt(width)
@@ -45,6 +46,8 @@ class SyntheticOptions(Options):
         width: Columns of the node features.
         classes: Number of classes.
         seed: Another seed gives another graph.
+        train_share: Share of the nodes that are trained on; real graphs of this size have labels
+            for few (1 to 10 %), and an epoch is as long as that.
     """
 
     nodes: int = Field(default=100_000, ge=1)
@@ -52,6 +55,7 @@ class SyntheticOptions(Options):
     width: int = Field(default=128, ge=1)
     classes: int = Field(default=16, ge=1)
     seed: int = Field(default=0, ge=0)
+    train_share: float = Field(default=SHARES["train"], gt=0.0, le=SHARES["train"])
 
     @model_validator(mode="after")
     def _classes_fit(self) -> SyntheticOptions:
@@ -76,7 +80,7 @@ def load(options: SyntheticOptions, task: Task) -> GraphData:
     nodes = _make_nodes(options, rng)
     topology = _make_edges(options, nodes, rng)
     features = _make_features(options, nodes.labels, rng)
-    parts = splits.seeds_and_labels(nodes.labels)
+    parts = splits.seeds_and_labels(nodes.labels, options.train_share)
     pairs: Mapping[str, Tensor] = {}
     if task == "link_prediction":
         pairs = splits.sample_pairs(topology, None, options.nodes)
