@@ -43,11 +43,16 @@ def caches_of(case):
 
 
 def take(session, epoch, case):
-    """Deliver an epoch up to where it is left; yield the names of features with wrong rows."""
+    """Deliver an epoch up to where it is left; yield the names of features with wrong rows.
+
+    What was delivered is the user's: it is overwritten at once.
+    """
     delivered = deliveries(session, epoch.batches, case.window)
     for _ in range(epoch.taken):
         wants, rows = next(delivered)
         yield wrong_rows(rows, wants, case.tables)
+        for tensor in (tensor for tensors in rows.values() for tensor in tensors):
+            tensor.zero_()
     delivered.close()
 
 
@@ -127,6 +132,42 @@ def test_a_cache_of_the_whole_table_reads_each_row_from_home_once(policy, worker
 
     assert loader.stats.features[NODE].rows == {"host": 20, "cache": 60, "peer": 0}
     assert loader.stats.features[NODE].rows_kept == 20
+    loader.worker.close()
+
+
+@pytest.mark.parametrize("policy", CACHING)
+@pytest.mark.parametrize("worker", WORKERS_HERE)
+def test_a_loop_that_was_left_leaves_its_rows_in_the_cache(policy, worker):
+    tables = {NODE: table_of(20, (3,), torch.float32)}
+    caches = {NODE: residency(NODE, tables[NODE], 20, policy)}
+    loader = mover(tables, worker)
+    batches = [{NODE: want(*range(10))}] * 5
+    delivered = deliveries(open_session(tables, caches, loader), batches, 2)
+    next(delivered)
+    next(delivered)
+    delivered.close()
+    loader.stats.reset()
+
+    for wants, rows in deliveries(open_session(tables, caches, loader), batches, 2):
+        assert wrong_rows(rows, wants, tables) == []
+
+    assert loader.stats.hit_rate == 1.0
+    loader.worker.close()
+
+
+@pytest.mark.parametrize("policy", CACHING)
+@pytest.mark.parametrize("worker", WORKERS_HERE)
+def test_rows_that_the_user_overwrites_are_kept_as_they_were_read(policy, worker):
+    tables = {NODE: table_of(20, (3,), torch.float32)}
+    caches = {NODE: residency(NODE, tables[NODE], 20, policy)}
+    loader = mover(tables, worker)
+    session = open_session(tables, caches, loader)
+
+    for wants, rows in deliveries(session, [{NODE: want(*range(10))}] * 5, 2):
+        assert wrong_rows(rows, wants, tables) == []
+        rows[NODE][0].fill_(-1)
+
+    assert loader.stats.features[NODE].rows["cache"] == 40
     loader.worker.close()
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from featsync.device import CpuDevice
-from featsync.errors import ConfigError, FeatureError, PeerTimeoutError
+from featsync.errors import ConfigError, FeatureError, PeerError, PeerTimeoutError
 from featsync.move import Call, Gather
 from featsync.pool import Pool
 from featsync.table import ForeignTable, TensorTable
@@ -197,6 +197,23 @@ def test_closing_with_work_on_its_way_waits_for_nothing(bench):
         bench.worker.submit([bench.gather(*range(100))])
 
     bench.worker.close()
+
+
+def test_what_was_on_its_way_at_the_end_is_done_or_an_error_and_never_silently_missing(bench):
+    moves = [bench.gather(*range(100)) for _ in range(5)]
+    for move in moves:
+        move.target.fill_(-1)
+    tickets = [bench.worker.submit([move]) for move in moves]
+
+    bench.worker.close()
+
+    for ticket, move in zip(tickets, moves, strict=True):
+        try:
+            ticket.wait()
+        except PeerError as error:
+            assert "closed before" in str(error)  # noqa: PT017 - either outcome is right
+        else:
+            assert move.target.tolist() == bench.source.tolist()
 
 
 def test_closing_from_a_finalizer_is_safe(bench):
