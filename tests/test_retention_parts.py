@@ -1,16 +1,39 @@
-"""The parts of the window policy: ring of known uses, levels, reservations."""
+"""The parts of the policies: arrays, ring of known uses, levels, reservations."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featsync.errors import CapacityError
+from featsync.errors import CapacityError, PlanError
+from featsync.retention.arrays import CHUNK, exchange
 from featsync.retention.known_uses import KnownUses
 from featsync.retention.levels import CountedLevels, ScoreLevels
 from featsync.retention.reservations import Grant, Reservations
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=100, database=None)
+
+
+def test_exchange_returns_what_stood_there():
+    table = -np.arange(3 * CHUNK, dtype=np.int32)
+    ids = np.random.default_rng(0).permutation(3 * CHUNK)[: 2 * CHUNK + 5]
+
+    previous = exchange(table, ids, start=10)
+
+    assert (previous == -ids).all()
+    assert (table[ids] == np.arange(10, 10 + len(ids))).all()
+
+
+@pytest.mark.parametrize("again", [1, CHUNK - 1, CHUNK, 2 * CHUNK, 2 * CHUNK + 4])
+def test_exchange_leaves_the_table_as_it_was_when_ids_repeat(again):
+    table = -np.arange(3 * CHUNK, dtype=np.int32)
+    ids = np.random.default_rng(0).permutation(3 * CHUNK)[: 2 * CHUNK + 5]
+    ids[again] = ids[0]
+
+    with pytest.raises(PlanError, match="repeat"):
+        exchange(table, ids, start=10)
+
+    assert (table == -np.arange(3 * CHUNK)).all()
 
 
 def test_growth_is_amortised_and_leaves_an_eighth_free_at_most():
