@@ -84,6 +84,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command line
         modules=tuple(modules or ()),
         with_marks=trace_file is not None,
     )
+    _check_folders(json_file, plot_file, trace_file)
     if plot_file is not None:
         command.check_plot()
     with _progress() as on_progress:
@@ -131,6 +132,7 @@ def record(
     """Write the ids that one epoch asks of each feature, to replay them later."""
     from featsync.inspection import record_ids
 
+    _check_folders(out)
     loaded = _load(config, overrides, modules)
     with _progress() as on_progress:
         counts = record_ids(loaded, out, on_progress)
@@ -165,6 +167,13 @@ def _load(path: Path, overrides: list[str] | None, modules: list[str] | None) ->
     bind_stages(loaded)
     feature_keys(loaded)
     return loaded
+
+
+def _check_folders(*files: Path | None) -> None:
+    """Refuse files that cannot be written, before the work whose results they are to hold."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
 
 
 @contextmanager

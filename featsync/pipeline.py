@@ -188,9 +188,11 @@ def _item_sampler(config: Config, items: Any, *, shuffle: bool) -> Any:
         dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     )
     sampler_class = gb.DistributedItemSampler if is_split_over_ranks else gb.ItemSampler
-    sampler = sampler_class(items, batch_size=config.batch_size, shuffle=shuffle)
-    # GraphBolt 2.1 has no argument for it and draws the seed from the operating system. What newer
-    # versions call differently, they also seed differently: then the attribute is not there.
+    arguments: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": shuffle}
+    if "seed" in inspect.signature(sampler_class).parameters:
+        return sampler_class(items, seed=config.seed, **arguments)
+    sampler = sampler_class(items, **arguments)
+    # GraphBolt 2.1 has no argument for it and draws the seed from the operating system.
     if hasattr(sampler, "_rng"):
         sampler._rng = np.random.default_rng(config.seed)
     return sampler

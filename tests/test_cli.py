@@ -136,6 +136,8 @@ def test_bench_writes_report_picture_and_trace(featsync, pipeline, tmp_path):
         (["bench", "GOOD", "GOOD"], ["given twice"]),
         (["bench", "GOOD", "GOOD", "--model", "sag"], ["Did you mean 'sage'?"]),
         (["bench", "GOOD", "GOOD", "--simulate-step", "x"], ["--simulate-step"]),
+        (["bench", "GOOD", "GOOD", "--json", "absent/o.json"], ["absent/o.json", "no folder"]),
+        (["record", "GOOD", "--out", "absent/t.npz"], ["absent/t.npz", "no folder"]),
         (["bench", "GOOD", "GOOD", "--ranks", "0"], ["--ranks"]),
         (["chek", "GOOD"], ["chek"]),
     ],

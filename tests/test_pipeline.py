@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -181,6 +182,20 @@ def test_list_keys_on_a_heterogeneous_graph_say_how_to_write_them(typed_folder):
 
     with pytest.raises(ConfigError, match=r"heterogeneous; write `\{type: \[feat\]\}`"):
         featsync.build(pipeline)
+
+
+SHIPPED = sorted((Path(__file__).parent.parent / "pipelines").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_configurations_name_stages_and_features_that_there_are(path):
+    from featsync.feature_keys import feature_keys
+    from featsync.pipeline import bind_stages
+
+    loaded = config.load(path)
+
+    assert [stage.name for stage in bind_stages(loaded)]
+    assert feature_keys(loaded)
 
 
 def test_splits_tasks_ranks_and_folders_that_are_not_there_are_named(folder, tmp_path):

@@ -31,6 +31,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(4 * len(_PANELS), 1.2 + 0.5 * len(runs)), layout="constrained")
     panels = figure.subplots(1, len(_PANELS), sharey=True)
     for panel, (key, label) in zip(panels, _PANELS.items(), strict=True):
+        panel.margins(x=0.08)
         for position, run in enumerate(runs):
             values = run[key]
             panel.plot(values, [position] * len(values), "o", alpha=0.4, color=f"C{position}")
@@ -39,6 +40,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         if key == "epoch_s":
             panel.axvline(report["floor_s"], linestyle="--", color="gray")
         panel.set_xlim(left=0 if min(min(run[key]) for run in runs) >= 0 else None)
+        panel.locator_params(axis="x", nbins=5)
         panel.set_xlabel(label)
     panels[0].set_yticks(range(len(runs)), [run["config"] for run in runs])
     panels[0].invert_yaxis()
