@@ -21,8 +21,8 @@ END = "<!-- results: to here -->"
 def ratio(values: dict[str, float | None]) -> str:
     """Median and range of a ratio."""
     if values["median"] is None:
-        return "–"
-    return f"{values['median']:.2f} ({values['min']:.2f}–{values['max']:.2f})"
+        return "-"
+    return f"{values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f})"
 
 
 def pipeline_rows(name: str, report: dict[str, Any]) -> Iterator[str]:
@@ -49,7 +49,7 @@ def pipelines(results: Path) -> Iterator[str]:
     }
     if not reports:
         return
-    yield "**Whole pipelines.** Ratios are configuration / stock, pair by pair: median (least–most)."
+    yield "**Whole pipelines.** Ratios are to stock, pair by pair: median (least to most)."
     yield ""
     yield (
         "| run | configuration | epoch s | CPU s | exposed s | epoch ratio | CPU ratio "
@@ -72,7 +72,7 @@ def gathers(results: Path) -> Iterator[str]:
     if not path.exists():
         return
     yield (
-        "**Gathering alone**, 1M × 128 float32, one core, ns of CPU a row "
+        "**Gathering alone**, 1M x 128 float32, one core, ns of CPU a row "
         "(`python benchmarks/bench_gather.py`):"
     )
     yield ""
@@ -86,7 +86,7 @@ def gathers(results: Path) -> Iterator[str]:
             f"{row[f'{lane}_ns']:.0f}" for lane in ("stock", "stock_tuned", "featsync", "warm")
         )
         ratios = " | ".join(
-            f"{row[f'ratio_{base}']:.2f} ({row[f'ratio_{base}_range'][0]:.2f}–"
+            f"{row[f'ratio_{base}']:.2f} ({row[f'ratio_{base}_range'][0]:.2f} to "
             f"{row[f'ratio_{base}_range'][1]:.2f})"
             for base in ("stock", "stock_tuned", "warm")
         )
@@ -100,11 +100,11 @@ def memory(results: Path) -> Iterator[str]:
     if not path.exists():
         return
     yield (
-        "**Memory** above the table, in minibatches of rows, and after 20 epochs of which half were "
+        "**Memory** above the table, in minibatches of rows, and after 20 epochs, half of them "
         "left early (`python benchmarks/bench_memory.py`):"
     )
     yield ""
-    yield "| lane | peak | resident MB, threads, descriptors after 2 epochs | after 20 | wrong rows |"
+    yield "| lane | peak | MB, threads, descriptors after 2 epochs | after 20 | wrong rows |"
     yield "|---|---|---|---|---|"
     for row in json.loads(path.read_text())["rows"]:
         ends = " | ".join(
