@@ -40,6 +40,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 MAX_MESSAGE_BYTES = 1 << 17
+# Sent to whole groups of processes: the trainer decides what they mean, and its end is the mover's.
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIGN_S = 0.5  # between signs of life while working
 _LOOK_S = 1.0  # between looks at whether the trainer is still there, while idle
 _CHUNK_BYTES = 4 << 20  # copied between two signs of life
@@ -267,7 +269,8 @@ def main() -> None:
 
     Arguments are the socket's descriptor, the trainer's process id and the folder of NumPy.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what an interrupt means
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as link:
         try:
             Mover(link, int(sys.argv[2])).serve()

@@ -52,11 +52,17 @@ def test_the_mover_is_small_and_knows_no_torch(worker):
 
 
 def test_an_interrupt_is_the_trainers_business(worker):
-    os.kill(worker.pid, signal.SIGINT)
+    fresh = ProcessWorker(CpuDevice(), 30.0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(worker.pid, number)
+        os.kill(fresh.pid, number)  # also while it starts
 
-    worker.submit([]).wait()
+    for each in (worker, fresh):
+        each.submit([]).wait()
 
     assert is_running(worker.pid)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    fresh.close()
 
 
 def test_a_thousand_batches_of_fresh_blocks_do_not_grow():

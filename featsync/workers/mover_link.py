@@ -222,13 +222,19 @@ def _start(fd: int) -> subprocess.Popen[bytes]:
         )
     numpy_folder = Path(np.__file__).resolve().parent.parent
     command = [sys.executable, mover.__file__, str(fd), str(os.getpid()), str(numpy_folder)]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        pass_fds=[fd],
-        env={**os.environ, **_ONE_THREAD},
-        start_new_session=True,  # an interrupt from the keyboard is the trainer's alone
-    )
+    # Held back in this thread until the child has inherited that: an interrupt is the trainer's
+    # alone, even before the mover can say that it ignores them. No session of its own would do:
+    # some systems give each session an equal share of the processor.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, mover.IGNORED_SIGNALS)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[fd],
+            env={**os.environ, **_ONE_THREAD},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _end(process: subprocess.Popen[bytes], link: socket.socket, owner: int) -> None:
