@@ -14,11 +14,13 @@ Written for 2.1 (what the package index has), aware of what changed up to the ne
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import traverse_dps
@@ -41,6 +43,7 @@ __all__ = [
     "gb",
     "known_keys",
     "mark_cut",
+    "seeded",
     "stages_of",
     "table_of",
     "type_name",
@@ -131,6 +134,19 @@ def warn_of_unusable_overlap() -> str | None:
     )
 
 
+def seeded(sampler_class: Any, items: object, seed: int, **arguments: Any) -> Any:
+    """Make an item sampler whose order of seeds repeats.
+
+    Up to 2.3 there is no argument for it, and the generator is seeded by the operating system.
+    """
+    if "seed" in inspect.signature(sampler_class).parameters:
+        return sampler_class(items, seed=seed, **arguments)
+    sampler = sampler_class(items, **arguments)
+    if hasattr(sampler, "_rng"):
+        sampler._rng = np.random.default_rng(seed)
+    return sampler
+
+
 def table_of(store: gb.FeatureStore, key: FeatureKey) -> Table:
     """Find the home of a feature: its tensor where that is known, else the store's ``read``."""
     feature = feature_of(store, key)
@@ -154,7 +170,14 @@ def known_keys(store: gb.FeatureStore) -> list[FeatureKey] | None:
     """The features of a store, or ``None`` if it does not tell."""
     keys = getattr(store, "keys", None)
     try:
-        return None if keys is None else [FeatureKey(*key) for key in keys()]
+        # In the store of an on-disk dataset the domain is an Enum, which prints as its own name.
+        return (
+            None
+            if keys is None
+            else [
+                FeatureKey(str(getattr(domain, "value", domain)), *key) for domain, *key in keys()
+            ]
+        )
     except NotImplementedError:
         return None
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterDataPipe
 
 from featsync import config as configuration
-from featsync._graphbolt import gb
+from featsync._graphbolt import gb, seeded
 from featsync.allocator import keep_memory
 from featsync.config import Config
 from featsync.errors import ConfigError, unknown_name
@@ -189,13 +188,7 @@ def _item_sampler(config: Config, items: Any, *, shuffle: bool) -> Any:
     )
     sampler_class = gb.DistributedItemSampler if is_split_over_ranks else gb.ItemSampler
     arguments: dict[str, Any] = {"batch_size": config.batch_size, "shuffle": shuffle}
-    if "seed" in inspect.signature(sampler_class).parameters:
-        return sampler_class(items, seed=config.seed, **arguments)
-    sampler = sampler_class(items, **arguments)
-    # GraphBolt 2.1 has no argument for it and draws the seed from the operating system.
-    if hasattr(sampler, "_rng"):
-        sampler._rng = np.random.default_rng(config.seed)
-    return sampler
+    return seeded(sampler_class, items, config.seed, **arguments)
 
 
 def _check_rank(rank: int | None) -> None:
