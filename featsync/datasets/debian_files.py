@@ -20,6 +20,7 @@ import fcntl
 import heapq
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -31,12 +32,14 @@ from featsync.datasets import debian_files_builder
 from featsync.datasets.debian_files_builder import Entry
 from featsync.datasets.graph_data import Topology
 from featsync.datasets.options import Options
-from featsync.errors import ConfigError
+from featsync.errors import ConfigError, PeerTimeoutError
 
 SaveGraph = Callable[[Topology, Path], None]
 
 _FIND_LISTS = ("apt-get", "indextargets", "--format", "$(CODENAME) $(COMPONENT) $(FILENAME)")
 _ONLY_CONTENTS = "Created-By: Contents-deb"
+_LONGEST_BUILD_S = 3600.0  # a build takes minutes
+_LOCK_PAUSE_S = 0.5
 _READ_LIST = ("/usr/lib/apt/apt-helper", "cat-file")
 _ADVICE = "install it with: apt-get install apt-file && apt-file update"
 
@@ -108,11 +111,27 @@ def build(
 
 @contextmanager
 def _alone_in(parent: Path) -> Iterator[None]:
-    """Hold a lock on a folder; the system lets go of it when its holder dies."""
+    """Hold a lock on a folder; the system lets go of it when its holder dies.
+
+    Raises:
+        PeerTimeoutError: Another process held it for longer than a build takes.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(parent, os.O_RDONLY)
+    deadline = time.monotonic() + _LONGEST_BUILD_S
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise PeerTimeoutError(
+                        f"another process has been building in {parent} for {_LONGEST_BUILD_S:.0f} "
+                        f"s. Look at it (fuser {parent}), or choose another folder.",
+                        peer=f"the builder in {parent}",
+                    ) from error
+                time.sleep(_LOCK_PAUSE_S)
         yield
     finally:
         os.close(descriptor)
