@@ -15,7 +15,7 @@ from featsync._graphbolt import feature_of
 from featsync.cache_size import slots_of_tables
 from featsync.counts import FeatureStats
 from featsync.device import free_bytes
-from featsync.errors import CapacityError
+from featsync.errors import CapacityError, ConfigError
 from featsync.plan import FeatureKey
 from featsync.pool import bytes_of, tensor_in
 from featsync.residency import CacheSettings, Residency
@@ -68,11 +68,24 @@ def _residency(
     tensor = table.tensor
     if name in caches and caches[name].fits(tensor):
         caches[name].check_settings(wanted)
+        _check_reach(caches[name], mover)
         return caches[name]
     memory = _slots(table.key, (wanted.num_slots, *tensor.shape[1:]), tensor.dtype, mover)
     score = settings.score_of(table.key, table.num_rows)
     caches[name] = Residency(table.key, wanted, table.num_rows, memory, score)
     return caches[name]
+
+
+def _check_reach(residency: Residency, mover: Mover) -> None:
+    """Refuse a cache that another loader made where this loader's worker cannot get."""
+    try:
+        mover.worker.admit(TensorTable(residency.key, lambda: residency.slots))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the cache of {residency.key} was made by another loader, in memory that the worker "
+            f"of this one cannot reach. Iterate the loader with worker='process' first, or give "
+            f"both the same worker."
+        ) from error
 
 
 def _slots(

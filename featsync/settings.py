@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,16 @@ class PlannerSettings:
                 f"plan_feature.lookahead = {self.lookahead}: with a device_cache it must be at "
                 f"most {MAX_WINDOW}"
             )
+
+    def check_scores(self, keys: Collection[FeatureKey]) -> None:
+        """Refuse scores of features that are not asked for.
+
+        Raises:
+            ConfigError: A name in ``score`` is none of ``keys``.
+        """
+        names = [str(key) for key in keys]
+        for name in self.score if isinstance(self.score, Mapping) else ():
+            _check_name("plan_feature.score", name, tuple(names))
 
     def score_of(self, key: FeatureKey, num_rows: int) -> NDArray[Any] | None:
         """The score of one feature's rows, ``(num_rows,)``, or ``None``.

@@ -93,6 +93,7 @@ class Planner(IterDataPipe[Any]):
         super().__init__()
         self.settings = PlannerSettings(lookahead, retention, score, device_cache, cache_scope)
         self.sources = Sources(features, node_feature_keys, edge_feature_keys)
+        self.settings.check_scores(self.sources.keys)
         self.datapipe = mark_cut(datapipe, features)
         self._session: Session | None = None
         if (problem := warn_of_unusable_overlap()) is not None:

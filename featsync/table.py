@@ -68,7 +68,7 @@ class TensorTable:
     def version(self) -> Version:
         """Changes whenever this process writes to the tensor or replaces it."""
         tensor = self.tensor
-        # Tensors made in inference mode count no writes; they cannot be written outside it either.
+        # Tensors made in inference mode count no writes, so writes to them cannot be seen.
         return Version(weakref.ref(tensor), 0 if tensor.is_inference() else tensor._version)
 
 

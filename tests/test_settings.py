@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from featsync.errors import ConfigError
+from featsync.plan import FeatureKey
 from featsync.retention import MAX_WINDOW, RETENTION
 from featsync.settings import CACHE_SCOPES, TRANSPORTS, PlannerSettings, SyncerSettings
 from featsync.workers import WORKERS
@@ -162,3 +163,10 @@ def test_a_score_has_one_number_a_row(score):
         f"plan_feature.score of node/None/feat has shape {tuple(score.shape)}; it must be (4,), "
         "one number a row. Give a mapping such as {'node/None/feat': score} for several features."
     )
+
+
+def test_a_score_of_a_feature_that_is_not_asked_for_says_which_was_meant():
+    settings = PlannerSettings(score={"node/None/fea": torch.zeros(3)})
+
+    with pytest.raises(ConfigError, match=r"plan_feature\.score.*Did you mean 'node/None/feat'"):
+        settings.check_scores([FeatureKey("node", None, "feat")])

@@ -20,7 +20,7 @@ from featsync.move import Call, Gather
 from featsync.pool import Pool
 from featsync.table import ForeignTable, TensorTable
 from featsync.workers import WORKERS
-from featsync.workers.thread import MoverThread, _end_threads
+from featsync.workers.thread import MoverThread, ThreadWorker, _end_threads
 from support.sessions import TIMEOUT_S, in_shared_memory
 from support.strategies import NODE, table_of
 
@@ -429,3 +429,11 @@ def test_at_exit_a_thread_that_is_stuck_is_waited_for_no_longer_than_its_timeout
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
     assert never == []
+
+
+def test_a_closed_thread_worker_takes_no_more_moves():
+    worker = ThreadWorker(CpuDevice(), 5.0)
+    worker.close()
+
+    with pytest.raises(PeerError, match="closed"):
+        worker.submit([])

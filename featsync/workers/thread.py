@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from featsync.device import Device
-from featsync.errors import PeerTimeoutError
+from featsync.errors import PeerError, PeerTimeoutError
 from featsync.move import Move
 from featsync.workers.contract import Ticket, Worker
+
+_LOG = logging.getLogger(__name__)
 
 
 class ThreadTicket(Ticket):
@@ -72,6 +75,7 @@ class ThreadWorker(Worker):
 
     def __init__(self, device: Device, timeout: float) -> None:
         self._timeout = timeout
+        self._is_closed = False
         # SimpleQueue.put is reentrant, so `close` may run in a finalizer.
         self._queue: SimpleQueue[ThreadTicket | None] = SimpleQueue()
         MoverThread(self._queue, device, timeout).start()
@@ -81,12 +85,15 @@ class ThreadWorker(Worker):
 
     def submit(self, moves: Sequence[Move]) -> ThreadTicket:
         """Hand the moves to the thread; see `Worker.submit`."""
+        if self._is_closed:
+            raise PeerError("the mover thread was closed: it takes no more moves", "mover thread")
         ticket = ThreadTicket(moves, self._timeout)
         self._queue.put(ticket)
         return ticket
 
     def close(self) -> None:
         """Let the thread end after the moves it has; does not wait for it."""
+        self._is_closed = True
         self._queue.put(None)
 
 
@@ -126,3 +133,9 @@ def _end_threads() -> None:
         thread.queue.put(None)
     for thread in threads:
         thread.join(thread.timeout)
+        if thread.is_alive():
+            _LOG.warning(
+                "leaving behind a mover thread that has been moving rows for over %g s; is a "
+                "feature's read() stuck, or its disk?",
+                thread.timeout,
+            )
