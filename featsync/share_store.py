@@ -48,14 +48,21 @@ def share(
         PeerError: Another rank could not do its part.
         PeerTimeoutError: Some ranks did not come in time; the message names them.
     """
-    tensors = None if feature_store is None else _tensors_of(feature_store)
-    shared = share_tensors(tensors, World.join(process_group, timeout), timeout)
+    shared = share_tensors(_offered(feature_store), World.join(process_group, timeout), timeout)
     return gb.BasicFeatureStore(
         {
             tuple(key): FixedFeature(part.tensor, _WHY_FIXED, part.segment)
             for key, part in shared.items()
         }
     )
+
+
+def _offered(store: Any) -> dict[FeatureKey, torch.Tensor] | Exception | None:
+    """What this rank brings: an error too is for all ranks to hear of, before it is raised here."""
+    try:
+        return None if store is None else _tensors_of(store)
+    except ConfigError as error:
+        return error
 
 
 def _tensors_of(store: Any) -> dict[FeatureKey, torch.Tensor]:
