@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +32,7 @@ from support.graphs import (
     assert_as_stock,
     assert_same,
     end_loader_workers,
+    forked_workers,
     hetero_store,
     planned,
     planned_loader,
@@ -137,14 +137,15 @@ def uneven_numbers_of_minibatches_are_normal(rank):
 
 def uneven_numbers_of_minibatches_from_loader_workers_are_normal(rank):
     """Case 17: 9 items, two workers, 3 and 2 minibatches."""
-    wanted = stock_epoch(split_batches(9), num_workers=2)
-    assert len(wanted) == 3 - rank
-    for store, lookahead in zip(both_kinds(ring_store, rank), (1, 4), strict=True):
-        source = split_batches(9)
-        loader = planned_loader(source, store, ["x"], num_workers=2, lookahead=lookahead)
-        for _ in range(2):
-            assert epoch(loader, store, nodes=["x"]) == wanted
-        end_loader_workers()
+    with forked_workers():
+        wanted = stock_epoch(split_batches(9), num_workers=2)
+        assert len(wanted) == 3 - rank
+        for store, lookahead in zip(both_kinds(ring_store, rank), (1, 4), strict=True):
+            source = split_batches(9)
+            loader = planned_loader(source, store, ["x"], num_workers=2, lookahead=lookahead)
+            for _ in range(2):
+                assert epoch(loader, store, nodes=["x"]) == wanted
+            end_loader_workers()
 
 
 def gradients_of_uneven_ranks_are_as_in_stock(rank):
@@ -216,7 +217,7 @@ def sharing_tables_that_differ_is_an_error_on_every_rank(rank):
 
 
 def loader_workers_work(rank):
-    """Case 23: 1 and 2 of them; they sample and have no group."""
+    """Case 23: 1 and 2 of them, spawned on a rank that was spawned, forked under torchrun."""
     for store, num_workers in zip(both_kinds(ring_store, rank), (1, 2), strict=True):
         source = split_batches(12).transform(note_process)
         loader = planned_loader(source, store, ["x"], ["w"], num_workers=num_workers)
@@ -256,14 +257,12 @@ def a_validation_loop_on_one_rank_disturbs_nobody(rank):
 
 def every_worker_serves_shared_tables(rank):
     """One copy of a table on the host, read by two ranks, whichever worker moves the rows."""
-    store = featsync.share(ring_store() if rank == 0 else None)
     for worker in WORKERS:
-        loader = planned_loader(
-            split_batches(12), store, ["x"], ["w"], worker=worker, device_cache=4
-        )
+        store = featsync.share(ring_store() if rank == 0 else None)
+        source = split_batches(12)
+        loader = planned_loader(source, store, ["x"], ["w"], worker=worker, device_cache=4)
         for _ in range(2):
             assert len(epoch(loader, store)) == 3
-        del loader
 
 
 TWO_RANKS = [
@@ -283,9 +282,9 @@ TWO_RANKS = [
 
 
 def three_uneven_ranks_yield_their_stock_minibatches(rank):
-    """Case 17: 2, 1 and 1 of them, then 1, 1 and 0; without and with a ``Join``."""
+    """Case 17: 2, 1 and 1 of them, then 1, 0 and 0; without and with a ``Join``."""
     kinds = both_kinds(ring_store, rank)
-    for num_items, counts in ((7, (2, 1, 1)), (2, (1, 1, 0))):
+    for num_items, counts in ((7, (2, 1, 1)), (2, (1, 0, 0))):
         wanted = stock_epoch(split_batches(num_items))
         assert len(wanted) == counts[rank]
         for store in kinds:
@@ -324,43 +323,51 @@ THREE_RANKS = [
 
 
 def establish(rank, names):
-    """What went wrong with each fact on this rank, or ``None``."""
-    outcomes = {}
+    """All facts in turn; the first that does not hold ends the launch."""
     for name in names:
-        try:
-            globals()[name](rank)
-            outcomes[name] = None
-        except BaseException:  # noqa: BLE001 - reported by the fact's own test
-            outcomes[name] = traceback.format_exc()
+        globals()[name](rank)
         end_loader_workers()
         dist.barrier()
-    return outcomes
 
 
-def assert_on_all(outcomes, fact):
-    for rank, found in enumerate(outcomes):
-        assert found[fact.__name__] is None, f"rank {rank}:\n{found[fact.__name__]}"
+def launch(facts, world_size, timeout_s):
+    """The failure of a launch, in words; ``None`` if all facts hold."""
+    names = [fact.__name__ for fact in facts]
+    try:
+        run_ranks(establish, world_size, names, timeout_s=timeout_s)
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def assert_established(failure, fact, facts):
+    """A fact holds if its launch went well, or failed at a later one."""
+    if failure is None:
+        return
+    failed = [i for i, other in enumerate(facts) if f"in {other.__name__}\n" in failure]
+    if not failed or facts.index(fact) >= failed[0]:
+        pytest.fail(failure)
 
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    return run_ranks(establish, 2, [fact.__name__ for fact in TWO_RANKS], timeout_s=240)
+    return launch(TWO_RANKS, 2, timeout_s=240)
 
 
 @pytest.fixture(scope="module")
 def three_ranks():
-    return run_ranks(establish, 3, [fact.__name__ for fact in THREE_RANKS], timeout_s=100)
+    return launch(THREE_RANKS, 3, timeout_s=150)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fact", TWO_RANKS, ids=lambda fact: fact.__name__)
 def test_on_two_ranks(two_ranks, fact):
-    assert_on_all(two_ranks, fact)
+    assert_established(two_ranks, fact, TWO_RANKS)
 
 
 @pytest.mark.parametrize("fact", THREE_RANKS, ids=lambda fact: fact.__name__)
 def test_on_three_ranks(three_ranks, fact):
-    assert_on_all(three_ranks, fact)
+    assert_established(three_ranks, fact, THREE_RANKS)
 
 
 # Case 22: leaving with the other rank still at work

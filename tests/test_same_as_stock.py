@@ -21,7 +21,7 @@ import featsync
 from featsync.config import load
 from featsync.feature_keys import feature_keys
 from featsync.loading import LoadedDataset
-from support.graphs import assert_as_stock, end_loader_workers, store_of
+from support.graphs import assert_as_stock, end_loader_workers, forked_workers, store_of
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
@@ -134,15 +134,17 @@ def check_pipeline(name, num_workers, folder):
         for minibatch in loader:
             assert_as_stock(minibatch, plain, nodes, edges)
             items += items_of(minibatch)
-        assert sorted(items) == share_of_rank()
+        assert sorted(of_all_ranks(items)) == list(range(NUM_SEEDS))
 
 
-def share_of_rank():
-    """Which of the training items are this rank's."""
+def of_all_ranks(items):
+    """The items that the ranks got, together."""
     if not dist.is_initialized():
-        return list(range(NUM_SEEDS))
-    half = (NUM_SEEDS + 1) // 2
-    return list(range(half) if dist.get_rank() == 0 else range(half, NUM_SEEDS))
+        return items
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, items)
+    assert all(parts)
+    return [item for part in parts for item in part]
 
 
 def items_of(minibatch):
@@ -161,7 +163,8 @@ def establish(rank, num_workers):
     for name in PIPELINES:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                check_pipeline(name, num_workers, folder)
+                with forked_workers():
+                    check_pipeline(name, num_workers, folder)
                 outcomes[name] = None
             except Exception:  # noqa: BLE001 - reported by the configuration's own test
                 outcomes[name] = traceback.format_exc()

@@ -7,6 +7,7 @@ import inspect
 import multiprocessing as mp
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,18 @@ def open_handles() -> tuple[int, int]:
         except FileNotFoundError:
             continue  # the one that listed them
     return threading.active_count(), descriptors
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Fork loader workers also on ranks that were spawned.
+
+    There they are spawned too unless told otherwise, and each imports everything anew, which takes
+    seconds. Under torchrun they are forked.
+    """
+    method = mp.get_start_method(allow_none=True)
+    mp.set_start_method("fork", force=True)
+    try:
+        yield
+    finally:
+        mp.set_start_method(method, force=True)
