@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 CORE_BIN := $(CORE)/bin
 # The newest torch that the core is tested with. It has no DGL, which is the point.
 CORE_TORCH := torch==2.13.0
-PIP_INSTALL := pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt
+PIP_INSTALL := pip install -qq --disable-pip-version-check --constraint tests/constraints.txt
 # One thread each: the tests start many processes.
 export OMP_NUM_THREADS ?= 1
 
@@ -36,7 +36,7 @@ types: $(VENV)/.done
 
 unit: $(VENV)/.done
 	@echo "== unit, multi-process, doc and README tests"
-	@$(BIN)/python -m pytest --quiet --doctest-modules featsync tests
+	@$(BIN)/python -m pytest --quiet --durations=15 --doctest-modules featsync tests
 
 smoke: $(VENV)/.done
 	@echo "== one small run of each benchmark: wrong rows must be 0"
