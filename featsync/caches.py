@@ -14,11 +14,13 @@ import torch
 from featsync._graphbolt import feature_of
 from featsync.cache_size import slots_of_tables
 from featsync.counts import FeatureStats
-from featsync.device import free_bytes
-from featsync.errors import CapacityError, ConfigError
+from featsync.device import Device, free_bytes
+from featsync.errors import CapacityError
+from featsync.mapped import file_of
 from featsync.plan import FeatureKey
-from featsync.pool import bytes_of, tensor_in
+from featsync.pool import bytes_of, private_block, tensor_in
 from featsync.residency import CacheSettings, Residency
+from featsync.segment import Segment
 from featsync.session import Mover
 from featsync.settings import PlannerSettings
 from featsync.sources import Sources
@@ -68,43 +70,35 @@ def _residency(
     tensor = table.tensor
     if name in caches and caches[name].fits(tensor):
         caches[name].check_settings(wanted)
-        _check_reach(caches[name], mover)
         return caches[name]
-    memory = _slots(table.key, (wanted.num_slots, *tensor.shape[1:]), tensor.dtype, mover)
+    memory = _slots(table, wanted.num_slots, mover.device)
     score = settings.score_of(table.key, table.num_rows)
     caches[name] = Residency(table.key, wanted, table.num_rows, memory, score)
     return caches[name]
 
 
-def _check_reach(residency: Residency, mover: Mover) -> None:
-    """Refuse a cache that another loader made where this loader's worker cannot get."""
-    try:
-        mover.worker.admit(TensorTable(residency.key, lambda: residency.slots))
-    except ConfigError as error:
-        raise ConfigError(
-            f"the cache of {residency.key} was made by another loader, in memory that the worker "
-            f"of this one cannot reach. Iterate the loader with worker='process' first, or give "
-            f"both the same worker."
-        ) from error
+def _slots(table: TensorTable, num_slots: int, device: Device) -> torch.Tensor:
+    """Allocate a cache's memory, or say that it does not fit.
 
-
-def _slots(
-    key: FeatureKey, shape: tuple[int, ...], dtype: torch.dtype, mover: Mover
-) -> torch.Tensor:
-    """Allocate a cache's memory where the worker can fill it, or say that it does not fit.
+    Where another process can read the table it can reach the cache as well: loaders share it, and
+    one of them may have its rows moved by a process.
 
     Raises:
         CapacityError: It does not fit; nothing was taken.
     """
-    needed, free = bytes_of(shape, dtype), free_bytes(mover.device)
+    tensor = table.tensor
+    shape, dtype = (num_slots, *tensor.shape[1:]), tensor.dtype
+    needed, free = bytes_of(shape, dtype), free_bytes(device)
     if needed > free:
         raise CapacityError(
-            f"plan_feature.device_cache: {shape[0]:,} rows of {key} need {needed:,} bytes on "
-            f"{mover.device.torch_device}, where {free:,} are free. Ask for a smaller cache."
+            f"plan_feature.device_cache: {num_slots:,} rows of {table.key} need {needed:,} bytes "
+            f"on {device.torch_device}, where {free:,} are free. Ask for a smaller cache."
         )
-    if mover.device.torch_device.type != "cpu" or needed == 0:
-        return torch.empty(shape, dtype=dtype, device=mover.device.torch_device)
-    return tensor_in(mover.worker.allocate(needed), shape, dtype)
+    if device.torch_device.type != "cpu" or needed == 0:
+        return torch.empty(shape, dtype=dtype, device=device.torch_device)
+    is_private = table.segment is None and file_of(tensor) is None
+    block = private_block(needed) if is_private else Segment.create(needed).array
+    return tensor_in(block, shape, dtype)
 
 
 def _note(stats: FeatureStats, table: Table, slots: int, settings: PlannerSettings) -> None:

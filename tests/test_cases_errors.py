@@ -433,16 +433,6 @@ def test_a_score_of_another_length_is_refused_with_the_right_shape():
         list(loader)
 
 
-def test_a_process_worker_says_so_if_another_loader_made_the_cache_out_of_its_reach():
-    store = featsync.share(ring_store())
-    first = planned_loader(ring_batches(2), store, ["x"], device_cache=4)
-    second = planned_loader(ring_batches(2), store, ["x"], worker="process", device_cache=4)
-    assert len(list(first)) == 2
-
-    with pytest.raises(ConfigError, match="cache of node/None/x was made by another loader"):
-        list(second)
-
-
 def test_sync_feature_without_plan_feature_is_refused():
     with pytest.raises(ConfigError, match="sync_feature needs plan_feature before it"):
         list(gb.DataLoader(ring_batches(2).sync_feature()))

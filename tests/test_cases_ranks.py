@@ -256,9 +256,9 @@ def a_validation_loop_on_one_rank_disturbs_nobody(rank):
 
 
 def every_worker_serves_shared_tables(rank):
-    """One copy of a table on the host, read by two ranks, whichever worker moves the rows."""
+    """One copy of a table, and one cache, whichever worker moves the rows of which loader."""
+    store = featsync.share(ring_store() if rank == 0 else None)
     for worker in WORKERS:
-        store = featsync.share(ring_store() if rank == 0 else None)
         source = split_batches(12)
         loader = planned_loader(source, store, ["x"], ["w"], worker=worker, device_cache=4)
         for _ in range(2):
