@@ -413,18 +413,6 @@ def test_loaders_that_want_one_cache_otherwise_are_refused():
     assert len(list(first)) == 2
 
 
-def test_a_cache_out_of_reach_of_a_loaders_worker_is_refused_and_says_why():
-    store = featsync.share(ring_store())
-    first = planned_loader(ring_batches(2), store, ["x"], device_cache=4, worker="thread")
-    second = planned_loader(ring_batches(2), store, ["x"], device_cache=4, worker="process")
-    assert len(list(first)) == 2
-
-    with pytest.raises(ConfigError, match=r"cache of node/None/x was made by another loader"):
-        list(second)
-
-    assert len(list(first)) == 2
-
-
 def test_a_score_of_another_length_is_refused_with_the_right_shape():
     score = torch.ones(19)
     loader = planned_loader(ring_batches(2), ring_store(), ["x"], device_cache=4, score=score)

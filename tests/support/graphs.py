@@ -6,6 +6,7 @@ import gc
 import inspect
 import multiprocessing as mp
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -276,6 +277,13 @@ def open_handles() -> tuple[int, int]:
         except FileNotFoundError:
             continue  # the one that listed them
     return threading.active_count(), descriptors
+
+
+def assert_no_more_handles_than(before: tuple[int, int]) -> None:
+    """Threads and descriptors have not become more; those told to end may take their time."""
+    deadline = time.monotonic() + 20
+    while (now := open_handles()) > before or now[1] > before[1]:
+        assert time.monotonic() < deadline, f"threads and descriptors: {before}, then {now}"
 
 
 @contextmanager
