@@ -81,6 +81,7 @@ def main() -> None:
     unknown = set(args.names) - set(RUNS)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
+    (HERE / "results").mkdir(exist_ok=True)
     failed = [
         name
         for name in args.names or RUNS

@@ -29,6 +29,7 @@ def write_json(path: Path | None, rows: list[dict[str, object]], **facts: object
     """Write rows and their environment, if a path is given."""
     if path:
         record = {"schema": 1, "environment": environment(), **facts, "rows": rows}
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import IterDataPipe
 
 from featsync import config as configuration
-from featsync._graphbolt import gb, seeded
+from featsync._graphbolt import gb, known_keys, seeded
 from featsync.allocator import keep_memory
 from featsync.config import Config
 from featsync.errors import ConfigError, unknown_name
@@ -85,7 +85,8 @@ def build(
         dataset = load_dataset(config)
     if split not in dataset.items:
         raise unknown_name("build: split", split, dataset.items)
-    check_feature_keys(config, dataset.features.keys())
+    if (known := known_keys(dataset.features)) is not None:
+        check_feature_keys(config, known)
     datapipe = _item_sampler(
         config, dataset.items[split], shuffle=config.shuffle and split == "train"
     )
