@@ -20,32 +20,33 @@ HERE = Path(__file__).parent
 PIPELINES = Path("pipelines")
 SYNTHETIC = ("synthetic_stock", "synthetic_stock_tuned", "synthetic_featsync")
 DEBIAN = ("stock", "stock_tuned_allocator", "featsync")
-WIDTH = "dataset.synthetic.width"
+FIVE = ("--pairs", "5")
+# Ten minibatches an epoch instead of twenty, for runs whose minibatches are all alike.
+SHORT = (*FIVE, "--set", "dataset.synthetic.train_share=0.01")
+WORKERS2 = ("--set", "num_workers=2")
+STEP = ("--simulate-step", "150")
 
 RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "synthetic": (SYNTHETIC, ("--pairs", "7")),
-    "synthetic_workers2": (SYNTHETIC, ("--pairs", "5", "--set", "num_workers=2")),
-    "step150": (SYNTHETIC, ("--pairs", "5", "--simulate-step", "150")),
-    "step150_workers2": (
-        SYNTHETIC,
-        ("--pairs", "5", "--simulate-step", "150", "--set", "num_workers=2"),
-    ),
+    "step150": (SYNTHETIC, (*SHORT, *STEP)),
+    "step150_workers2": (SYNTHETIC, (*SHORT, *STEP, *WORKERS2)),
     "step150_python30": (
         (*SYNTHETIC, "synthetic_process"),
-        ("--pairs", "5", "--simulate-step", "150:0.3"),
+        (*SHORT, "--simulate-step", "150:0.3"),
     ),
+    "debian": ((*DEBIAN, "worker_inline", "worker_process"), FIVE),
     **{
-        f"width{width}": (SYNTHETIC, ("--pairs", "5", "--set", f"{WIDTH}={width}"))
+        f"width{width}": (SYNTHETIC, (*SHORT, "--set", f"dataset.synthetic.width={width}"))
         for width in (8, 32, 512)
     },
-    "debian": ((*DEBIAN, "worker_inline", "worker_process"), ("--pairs", "7")),
+    "debian_ranks2": (DEBIAN, (*FIVE, "--ranks", "2")),
     "debian_retention": (
         ("stock", "featsync", "retention_window", "retention_lru", "retention_static"),
-        ("--pairs", "5"),
+        FIVE,
     ),
-    "debian_ranks2": (DEBIAN, ("--pairs", "5", "--ranks", "2")),
-    "debian_hetero": (("stock_hetero", "featsync_hetero"), ("--pairs", "5")),
-    "debian_link": (("stock_link", "featsync_link"), ("--pairs", "5")),
+    "debian_hetero": (("stock_hetero", "featsync_hetero"), FIVE),
+    "debian_link": (("stock_link", "featsync_link"), FIVE),
+    "synthetic_workers2": (SYNTHETIC, (*SHORT, *WORKERS2)),
 }
 SMOKE = (
     ("synthetic_stock", "synthetic_featsync", "synthetic_process"),
