@@ -28,6 +28,11 @@ def ratio(values: dict[str, float | None]) -> str:
 def pipeline_rows(name: str, report: dict[str, Any]) -> Iterator[str]:
     """One line a configuration of one `featsync bench` report."""
     noise = report["base_against_itself"]
+    floors = report["floor"]["epoch_s"]
+    yield (
+        f"| {name} | *no features* ({min(floors):.2f} to {max(floors):.2f}) "
+        f"| {median(floors):.2f} | | | | | | | |"
+    )
     for run in report["runs"]:
         config = run["config"]
         is_base = config == report["base"]
@@ -115,15 +120,76 @@ def memory(results: Path) -> Iterator[str]:
     yield ""
 
 
+def planning(results: Path) -> Iterator[str]:
+    """The table of planning cost: the slowest cell of each table size and order."""
+    path = results / "planning.json"
+    if not path.exists():
+        return
+    report = json.loads(path.read_text())
+    yield (
+        "**Planning** with `window`, one core, million ids a second: least and most over windows "
+        "and caches (`python benchmarks/bench_planning.py`):"
+    )
+    yield ""
+    yield "| table rows | order of ids | least | most | target | bytes a row, slot, known id |"
+    yield "|---|---|---|---|---|---|"
+    cells: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in report["rows"]:
+        cells.setdefault((row["rows"], row["order"]), []).append(row)
+    for (rows, order), found in cells.items():
+        speeds = [row["million_ids_per_s"] for row in found]
+        state = ", ".join(f"{value:.1f}" for value in found[0]["bytes"].values())
+        yield (
+            f"| {rows:,} | {order} | {min(speeds):.1f} | {max(speeds):.1f} "
+            f"| {found[0]['target']:.0f} | {state} |"
+        )
+    yield ""
+
+
+def retention(results: Path) -> Iterator[str]:
+    """The table of hit rates."""
+    path = results / "retention.json"
+    if not path.exists():
+        return
+    rows = json.loads(path.read_text())["rows"]
+    windows = sorted({row["window"] for row in rows if row["policy"] == "window"})
+    yield (
+        "**Hit rates** on id traces recorded with `featsync record`, the second half counted "
+        "(`python benchmarks/bench_retention.py --trace ...`). `window` by lookahead, counted use:"
+    )
+    yield ""
+    columns = ["trace", "cache", "LRU", "static", *(f"K={k}" for k in windows), "Belady, offline"]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    cells: dict[tuple[str, float], dict[tuple[str, int], float]] = {}
+    for row in rows:
+        if "given" not in row["score"]:
+            cell = cells.setdefault((row["trace"], row["cache"]), {})
+            cell[row["policy"], row["window"]] = row["hit_rate"]
+    for (trace, cache), rates in cells.items():
+        by_policy = {policy: rate for (policy, _), rate in rates.items()}
+        shown = [by_policy["lru"], by_policy["static"]]
+        shown += [rates["window", window] for window in windows]
+        shown.append(by_policy["belady"])
+        name = trace.split(".npz")[0]
+        yield f"| {name} | {cache:.0%} | {' | '.join(f'{rate:.3f}' for rate in shown)} |"
+    yield ""
+
+
 def environment(facts: dict[str, Any]) -> str:
     """One line about the machine."""
-    return "Measured with " + ", ".join(f"{key} {value}" for key, value in facts.items()) + "."
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"Measured on {facts['cpu']}, {facts['cores']} cores, {facts['threads']} thread a process, "
+        f"{facts['platform']}, with {versions}; commit {facts['commit'][:7]}."
+    )
 
 
 def main() -> None:
     """Replace what stands between the two marks."""
     results = HERE / "results"
-    lines = [*gathers(results), *pipelines(results), *memory(results)]
+    parts = (gathers, pipelines, planning, retention, memory)
+    lines = [line for part in parts for line in part(results)]
     body = "\n".join([BEGIN, "", *lines, END])
     text = README.read_text()
     README.write_text(
