@@ -64,7 +64,7 @@ class Residency:
         Known next uses are forgotten; so are the rows, if the home table changed since they came.
 
         Args:
-            is_alive: Tells later callers whether this session still drives.
+            is_alive: Tells later callers whether whoever drives now still does.
             version: The home table's, now.
 
         Returns:

@@ -76,7 +76,7 @@ class Session:
 
     Args:
         tables: Home of every feature that the loader delivers.
-        residencies: Caches that this session may use; it drives those that nobody else drives.
+        residencies: Caches that may be used; those that nobody else drives are driven from here.
         mover: Worker, memory and counts of the loader.
 
     Raises:
