@@ -119,7 +119,9 @@ class Planner(IterDataPipe[Any]):
         error: Exception | None = None
         known: deque[tuple[Any, dict[FeatureKey, Want]]] = deque()
         while True:
-            while error is None and len(known) < self.settings.lookahead:
+            # The window fills two minibatches a step: the first is not kept waiting for all K.
+            reach = min(self.settings.lookahead, max(1, session.window.num_planned))
+            while error is None and len(known) < reach:
                 try:
                     minibatch = next(source)
                     wants = self.sources.wants_of(minibatch)
@@ -135,7 +137,10 @@ class Planner(IterDataPipe[Any]):
             yield minibatch
             del minibatch
         if error is not None and not isinstance(error, StopIteration):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # see `Syncer`
 
 
 @functional_datapipe("sync_feature")
@@ -202,7 +207,13 @@ class Syncer(IterDataPipe[Any]):
                     yield _finish(session, *ready)
                     ready = None
             if not isinstance(error, StopIteration):
-                raise error
+                try:
+                    raise error
+                finally:
+                    # Its traceback refers to this frame, which must not refer back: what the frames
+                    # hold has to end with the error. A connection to a loader worker, cut short by
+                    # another worker's death, is among them, and until it closes that worker waits.
+                    del error
         finally:
             session.close()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import dgl.graphbolt as gb
@@ -121,6 +123,44 @@ def test_a_loader_worker_that_dies_is_an_error_now_and_in_the_next_epoch():
     for seeds in (first, again):
         assert [6, 7] not in seeds
         assert len({tuple(pair) for pair in seeds}) == len(seeds)
+
+
+class Curse(Exception):
+    """An error that can be watched."""
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+@pytest.mark.parametrize("worker", WORKERS)
+def test_an_error_that_was_handled_is_gone_without_the_garbage_collector(worker, lookahead):
+    """Case 8: what it holds can be what others wait for.
+
+    Where a loader worker dies while the trainer takes a tensor from another one, the error's
+    frames hold that connection. Until it closes, the other worker waits, and with it the trainer in
+    its next epoch.
+    """
+    seen = []
+
+    def curse(minibatch):
+        if 6 in minibatch.seed_nodes:
+            error = Curse("of seed 6")
+            seen.append(weakref.ref(error))
+            try:
+                raise error
+            finally:
+                del error
+        return minibatch
+
+    store = served(worker, ring_store())
+    loader = planned_loader(
+        ring_batches(10).transform(curse), store, ["x"], worker=worker, lookahead=lookahead
+    )
+    gc.disable()
+    try:
+        until_error(loader, store, Curse, "of seed 6")
+        (error,) = seen
+        assert error() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("worker", WORKERS)
