@@ -28,11 +28,12 @@ STEP = ("--simulate-step", "150")
 
 RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "synthetic": (SYNTHETIC, ("--pairs", "7")),
-    "step150": (SYNTHETIC, (*SHORT, *STEP)),
-    "step150_workers2": (SYNTHETIC, (*SHORT, *STEP, *WORKERS2)),
+    # Twenty minibatches here: an epoch's first one has no step to hide behind.
+    "step150": (SYNTHETIC, (*FIVE, *STEP)),
+    "step150_workers2": (SYNTHETIC, (*FIVE, *STEP, *WORKERS2)),
     "step150_python30": (
         (*SYNTHETIC, "synthetic_process"),
-        (*SHORT, "--simulate-step", "150:0.3"),
+        (*FIVE, "--simulate-step", "150:0.3"),
     ),
     "debian": ((*DEBIAN, "worker_inline", "worker_process"), FIVE),
     **{

@@ -216,7 +216,7 @@ def test_a_comparison_reports_every_key_and_finds_every_changed_row(folder):
     assert stock["bytes"] == {"host": stock["rows"] * 32, "cache": 0, "peer": 0}
     assert (len(stock["epoch_s"]), len(other["epoch_s"])) == (2, 1)
     assert set(report["noise"]) == {"epoch", "cpu"}
-    assert set(report["ratio"]["wrong"]) == {"epoch", "cpu", "exposed", "wait"}
+    assert set(report["ratio"]["wrong"]) == {"epoch", "cpu", "exposed", "wait", "exposed_usual"}
     assert report["ratio"]["wrong"]["epoch"]["median"] > 0
     assert len(tables(report)) == 2
     assert len(to_trace(results)["traceEvents"]) == 2 * (1 + 1 + 8 * 2)

@@ -125,7 +125,7 @@ def test_a_loader_worker_that_dies_is_an_error_now_and_in_the_next_epoch():
         assert len({tuple(pair) for pair in seeds}) == len(seeds)
 
 
-class Curse(Exception):
+class CursedError(Exception):
     """An error that can be watched."""
 
 
@@ -142,7 +142,7 @@ def test_an_error_that_was_handled_is_gone_without_the_garbage_collector(worker,
 
     def curse(minibatch):
         if 6 in minibatch.seed_nodes:
-            error = Curse("of seed 6")
+            error = CursedError("of seed 6")
             seen.append(weakref.ref(error))
             try:
                 raise error
@@ -156,7 +156,7 @@ def test_an_error_that_was_handled_is_gone_without_the_garbage_collector(worker,
     )
     gc.disable()
     try:
-        until_error(loader, store, Curse, "of seed 6")
+        until_error(loader, store, CursedError, "of seed 6")
         (error,) = seen
         assert error() is None
     finally:

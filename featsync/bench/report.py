@@ -1,9 +1,12 @@
 """From measurements to the JSON with fixed keys, and from that to tables for the terminal.
 
 ``exposed_s`` is an epoch minus the floor, ``wait_s`` the time in ``next()`` minus the floor's; the
-floor is the fastest epoch without features of any configuration. CPU seconds are those of all ranks
-together, wall seconds those of the slowest rank. Rows and bytes are totals of the timed epochs, of
-which the base has more than the others, since each of them is paired with its own run of the base.
+floor is the fastest epoch without features of any configuration. Sampling takes longer in one epoch
+than in another, features or not: ``exposed_usual_s`` is an epoch minus the median floor.
+
+CPU seconds are those of all ranks together, wall seconds those of the slowest rank. Rows and bytes
+are totals of the timed epochs, of which the base has more than the others, since each of them is
+paired with its own run of the base.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ def to_json(
         "cpu": lambda sample: sample.cpu_s,
         "exposed": lambda sample: sample.epoch_s - floor.epoch_s,
         "wait": lambda sample: sample.next_s - floor.next_s,
+        "exposed_usual": lambda sample: sample.epoch_s - results.usual_floor_s,
     }
     ratio = {
         name: {what: _ratio(pairs, measure) for what, measure in measures.items()}
