@@ -24,17 +24,9 @@ FIVE = ("--pairs", "5")
 # Ten minibatches an epoch instead of twenty, for runs whose minibatches are all alike.
 SHORT = (*FIVE, "--set", "dataset.synthetic.train_share=0.01")
 WORKERS2 = ("--set", "num_workers=2")
-STEP = ("--simulate-step", "150")
 
 RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "synthetic": (SYNTHETIC, ("--pairs", "7")),
-    # Twenty minibatches here: an epoch's first one has no step to hide behind.
-    "step150": (SYNTHETIC, (*FIVE, *STEP)),
-    "step150_workers2": (SYNTHETIC, (*FIVE, *STEP, *WORKERS2)),
-    "step150_python30": (
-        (*SYNTHETIC, "synthetic_process"),
-        (*FIVE, "--simulate-step", "150:0.3"),
-    ),
     "debian": ((*DEBIAN, "worker_inline", "worker_process"), FIVE),
     **{
         f"width{width}": (SYNTHETIC, (*SHORT, "--set", f"dataset.synthetic.width={width}"))

@@ -26,6 +26,7 @@ from featsync.errors import (
 
 # Names that need DGL, and where they are.
 _HOSTED = {
+    "PartitionedFeature": "featsync.partitioned_feature",
     "Planner": "featsync.stages",
     "Syncer": "featsync.stages",
     "build": "featsync.pipeline",
@@ -40,6 +41,7 @@ __all__ = [
     "FeatureChangedError",
     "FeatureError",
     "HostError",
+    "PartitionedFeature",
     "PeerError",
     "PeerTimeoutError",
     "PlanError",

@@ -27,11 +27,14 @@ from torch.utils.data.graph import traverse_dps
 
 from featsync.errors import ConfigError, HostError
 from featsync.host_check import explain_host
+from featsync.partitioned_table import PartitionedTable, Parts
 from featsync.plan import FeatureKey, Want
 from featsync.table import ForeignTable, Table, TensorTable
 
 try:
+    import dgl
     import dgl.graphbolt as gb
+    from dgl.partition import metis_partition_assignment
 except Exception as error:
     raise HostError(explain_host(error)) from error
 
@@ -43,6 +46,7 @@ __all__ = [
     "gb",
     "known_keys",
     "mark_cut",
+    "metis_owners",
     "seeded",
     "stages_of",
     "table_of",
@@ -83,6 +87,17 @@ def mark_cut(datapipe: IterDataPipe[Any], features: object) -> IterDataPipe[Any]
         # A stock fetcher without keys reads nothing.
         return cast("IterDataPipe[Any]", datapipe.fetch_feature(features))
     return cast("IterDataPipe[Any]", datapipe.mark_feature_fetcher_start())
+
+
+def metis_owners(graph: Any, num_parts: int) -> torch.Tensor:
+    """Let METIS split a graph: ``(num_nodes,)`` int64, the part of each node."""
+    empty = torch.empty(0, dtype=torch.int64)
+    topology = dgl.graph(
+        ("csc", (graph.csc_indptr.long(), graph.indices.long(), empty)),
+        num_nodes=graph.total_num_nodes,
+    )
+    owners: torch.Tensor = metis_partition_assignment(topology, num_parts)
+    return owners
 
 
 def upstream(datapipe: IterDataPipe[Any]) -> Iterator[IterDataPipe[Any]]:
@@ -152,6 +167,9 @@ def table_of(store: gb.FeatureStore, key: FeatureKey) -> Table:
     feature = feature_of(store, key)
     if type(feature) is gb.TorchBasedFeature:
         return TensorTable(key, lambda: feature._tensor)
+    parts = getattr(feature, "featsync_parts", None)
+    if isinstance(parts, Parts):
+        return PartitionedTable(key, parts)
     tensor = getattr(feature, "featsync_tensor", None)
     if isinstance(tensor, torch.Tensor):
         return TensorTable(key, lambda: feature.featsync_tensor, getattr(feature, "segment", None))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from featsync.errors import ConfigError
 from featsync.plan import FeatureKey
-from featsync.table import TensorTable
+from featsync.table import RowTable
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BYTES = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*")
@@ -35,7 +35,7 @@ def check_cache_size(size: object) -> None:
 
 
 def slots_of_tables(
-    size: int | float | str, tables: Mapping[FeatureKey, TensorTable]
+    size: int | float | str, tables: Mapping[FeatureKey, RowTable]
 ) -> dict[FeatureKey, int]:
     """Split a cache over features.
 
@@ -66,7 +66,7 @@ def slots_of_tables(
     if matched is None:
         raise ConfigError(f"plan_feature.device_cache = {size!r}: it must be {_ALLOWED}")
     num_bytes = float(matched[1]) * _UNITS[matched[2]]
-    total = sum(table.num_rows * table.row_bytes for table in tables.values())
+    total = sum(table.num_rows * table.kind.num_bytes for table in tables.values())
     if num_bytes > total:
         raise _too_large(size, f"all tables together have {total:,} bytes")
     share = num_bytes / total if total else 0.0

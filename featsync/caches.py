@@ -24,7 +24,7 @@ from featsync.segment import Segment
 from featsync.session import Mover
 from featsync.settings import PlannerSettings
 from featsync.sources import Sources
-from featsync.table import ForeignTable, Table, TensorTable
+from featsync.table import ForeignTable, RowTable, Table, TensorTable
 
 _CACHES = "_featsync_caches"
 
@@ -38,11 +38,11 @@ def residencies_of(
         ConfigError: More than there is to cache, or another loader wants the same cache otherwise.
         CapacityError: The memory is not there.
     """
-    cachable = {key: table for key, table in tables.items() if isinstance(table, TensorTable)}
+    cachable = {k: table for k, table in tables.items() if not isinstance(table, ForeignTable)}
     slots = {} if settings.retention == "none" else slots_of_tables(settings.device_cache, cachable)
     residencies = {}
     for key, table in tables.items():
-        if isinstance(table, TensorTable) and slots.get(key):
+        if not isinstance(table, ForeignTable) and slots.get(key):
             residencies[key] = _residency(
                 sources.store,
                 table,
@@ -58,7 +58,7 @@ def residencies_of(
 
 def _residency(
     store: Any,
-    table: TensorTable,
+    table: RowTable,
     wanted: CacheSettings,
     settings: PlannerSettings,
     mover: Mover,
@@ -67,8 +67,7 @@ def _residency(
     caches: dict[tuple[FeatureKey, torch.device], Residency]
     caches = feature.__dict__.setdefault(_CACHES, {})
     name = (table.key, mover.device.torch_device)
-    tensor = table.tensor
-    if name in caches and caches[name].fits(tensor):
+    if name in caches and caches[name].fits(table.num_rows, table.kind):
         caches[name].check_settings(wanted)
         return caches[name]
     memory = _slots(table, wanted.num_slots, mover.device)
@@ -77,7 +76,7 @@ def _residency(
     return caches[name]
 
 
-def _slots(table: TensorTable, num_slots: int, device: Device) -> torch.Tensor:
+def _slots(table: RowTable, num_slots: int, device: Device) -> torch.Tensor:
     """Allocate a cache's memory, or say that it does not fit.
 
     Where another process can read the table it can reach the cache as well: loaders share it, and
@@ -86,8 +85,7 @@ def _slots(table: TensorTable, num_slots: int, device: Device) -> torch.Tensor:
     Raises:
         CapacityError: It does not fit; nothing was taken.
     """
-    tensor = table.tensor
-    shape, dtype = (num_slots, *tensor.shape[1:]), tensor.dtype
+    shape, dtype = (num_slots, *table.kind.shape), table.kind.dtype
     needed, free = bytes_of(shape, dtype), free_bytes(device)
     if needed > free:
         raise CapacityError(
@@ -96,21 +94,28 @@ def _slots(table: TensorTable, num_slots: int, device: Device) -> torch.Tensor:
         )
     if device.torch_device.type != "cpu" or needed == 0:
         return torch.empty(shape, dtype=dtype, device=device.torch_device)
-    is_private = table.segment is None and file_of(tensor) is None
-    block = private_block(needed) if is_private else Segment.create(needed).array
+    block = Segment.create(needed).array if _is_shared(table) else private_block(needed)
     return tensor_in(block, shape, dtype)
+
+
+def _is_shared(table: RowTable) -> bool:
+    return isinstance(table, TensorTable) and (
+        table.segment is not None or file_of(table.tensor) is not None
+    )
 
 
 def _note(stats: FeatureStats, table: Table, slots: int, settings: PlannerSettings) -> None:
     if isinstance(table, ForeignTable):
         stats.why = "the feature's own read() gives its rows, so they are neither pooled nor cached"
         return
-    stats.row_bytes = table.row_bytes
-    reasons = ["this rank reads the whole table itself: nothing to exchange"]
+    stats.row_bytes = table.kind.num_bytes
+    reasons = []
+    if isinstance(table, TensorTable):
+        reasons.append("this rank reads the whole table itself: nothing to exchange")
     if slots:
         reasons.append(f"{slots:,} rows cached by {settings.retention}")
     else:
         reasons.append("no device cache, so no id is looked at")
-    if settings.cache_scope == "host":
+    if settings.cache_scope == "host" and isinstance(table, TensorTable):
         reasons.append("cache_scope=host is no gain for a table that every rank can read")
     stats.why = "; ".join(reasons)

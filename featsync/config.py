@@ -22,6 +22,7 @@ from featsync.errors import ConfigError, unknown_name
 __all__ = ["Config", "Stage", "load", "parse"]
 
 Allocator = Literal["default", "keep"]
+PartitionMethod = Literal["contiguous", "hashed", "metis"]
 Task = Literal["node_classification", "link_prediction"]
 
 
@@ -55,6 +56,8 @@ class Config(_Checked):
         shuffle: Whether training seeds are shuffled anew in each epoch.
         seed: Of the shuffling, the sampling (as far as the host allows) and the model.
         share: Whether the ranks of a host hold each feature table once, in shared memory.
+        partition: How node features are split over ranks, each of which then holds its part only;
+            edge features are split into runs of equal length.
         allocator: ``keep`` tells glibc, at process start, never to give memory back.
         stages: What follows the item sampler, in order.
     """
@@ -66,6 +69,7 @@ class Config(_Checked):
     shuffle: bool = True
     seed: int = Field(default=0, ge=0)
     share: bool = False
+    partition: PartitionMethod | None = None
     allocator: Allocator = "default"
     stages: list[Stage] = Field(min_length=1)
     _source: str = PrivateAttr(default="configuration")
@@ -128,6 +132,11 @@ def parse(content: object, source: str = "configuration") -> Config:
     except ValidationError as error:
         explained = (_explain(details, source) for details in error.errors())
         raise ConfigError("\n".join(explained)) from error
+    if config.share and config.partition is not None:
+        raise ConfigError(
+            f"{source}: share is true and partition = {config.partition!r}; a table is held once a "
+            "host, or split over the ranks: leave one of them out"
+        )
     _check_dataset(config.dataset, source)
     config._source = source
     return config

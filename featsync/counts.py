@@ -38,9 +38,10 @@ class FeatureStats:
         total = sum(self.rows.values())
         return self.rows["cache"] / total if total else 0.0
 
-    def count(self, plan: FeaturePlan) -> None:
-        """Add one minibatch."""
-        self.rows["host"] += plan.fetch.num_home
+    def count(self, plan: FeaturePlan, num_of_peers: int = 0) -> None:
+        """Add one minibatch, of which other ranks send so many rows."""
+        self.rows["host"] += plan.fetch.num_home - num_of_peers
+        self.rows["peer"] += num_of_peers
         self.rows["cache"] += plan.fetch.num_cached
         if plan.keep is not None:
             self.rows_kept += len(plan.keep.positions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from featsync._graphbolt import gb
 from featsync.config import Config, Task
 from featsync.errors import ConfigError
 from featsync.ondisk import open_folder
+from featsync.partitioned_store import partitioned_store
 
 __all__ = ["LoadedDataset", "load_dataset"]
 
@@ -45,16 +46,18 @@ def load_dataset(config: Config) -> LoadedDataset:
     """Load, or generate, what a configuration names.
 
     Collective where the configuration says ``share: true``: the ranks of a host then hold each
-    table once.
+    table once; or ``partition``: each rank then holds a part.
 
     Raises:
         ConfigError: The dataset is not there, or has no such task.
     """
     dataset = _load(config)
-    if not config.share:
-        return dataset
-    shared = featsync.share(dataset.features)
-    return LoadedDataset(dataset.graph, shared, dataset.items, dataset.num_classes)
+    if config.share:
+        return replace(dataset, features=featsync.share(dataset.features))
+    if config.partition is not None:
+        parts = partitioned_store(dataset.features, dataset.graph, config.partition)
+        return replace(dataset, features=parts)
+    return dataset
 
 
 def _load(config: Config) -> LoadedDataset:

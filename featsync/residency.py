@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from featsync.errors import ConfigError
 from featsync.plan import FeatureKey
 from featsync.retention import RETENTION, Retention
-from featsync.table import Version
+from featsync.row_kind import RowKind
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class Residency:
         self.retention: Retention = RETENTION[settings.retention](
             num_rows, settings.num_slots, settings.window, score
         )
-        self._holds: Version | None = None
+        self._holds: object = None
         self._is_driven: Callable[[], bool] = _nobody
 
-    def drive(self, is_alive: Callable[[], bool], version: Version) -> bool:
+    def drive(self, is_alive: Callable[[], bool], version: object) -> bool:
         """Become the session that moves rows in and out, unless a living one does.
 
         Known next uses are forgotten; so are the rows, if the home table changed since they came.
 
         Args:
             is_alive: Tells later callers whether whoever drives now still does.
-            version: The home table's, now.
+            version: The home table's, now; equal as long as its rows are.
 
         Returns:
             Whether the caller drives now.
@@ -79,14 +79,10 @@ class Residency:
             self._holds = version
         return True
 
-    def fits(self, home: torch.Tensor) -> bool:
-        """Whether it is a cache of such a table: as many rows, of the same shape and dtype."""
-        slots = self.slots
-        return (
-            self.retention.num_rows == len(home)
-            and slots.shape[1:] == home.shape[1:]
-            and slots.dtype == home.dtype
-        )
+    def fits(self, num_rows: int, kind: RowKind) -> bool:
+        """Whether it is a cache of a table of so many such rows."""
+        found = RowKind(tuple(self.slots.shape[1:]), self.slots.dtype)
+        return self.retention.num_rows == num_rows and found == kind
 
     def distrust(self) -> None:
         """Let the next session start empty: not every row that was to be kept got to its slot.

@@ -10,20 +10,24 @@ The Planner and the Syncer bind to one session at ``iter()``. The Syncer drives 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from featsync.clock import StepClock
 from featsync.counts import FeatureStats, Stats
 from featsync.device import Device
-from featsync.errors import ConfigError, FeatureChangedError
+from featsync.errors import ConfigError, FeatureChangedError, PeerError
+from featsync.fetching import cache_moves, home_moves
 from featsync.move import Call, Gather, Move
 from featsync.plan import FeatureKey, FeaturePlan, Plan, Want
 from featsync.pool import Pool
+from featsync.remote_rows import Delivery, RemoteRows
 from featsync.residency import Residency
-from featsync.table import ForeignTable, Table, TensorTable, Version
+from featsync.table import ForeignTable, Table, TensorTable
 from featsync.window import PlanWindow
 from featsync.workers import Ticket, Worker
 
@@ -47,19 +51,32 @@ class Flight:
     whole: dict[FeatureKey, torch.Tensor] = field(default_factory=dict)
     tickets: list[Ticket] = field(default_factory=list)
 
+    def wait(self) -> None:
+        """Block until all tickets are done.
+
+        Raises:
+            Exception: What the first of them that failed raised.
+        """
+        for ticket in self.tickets:
+            ticket.wait()
+
 
 class Mover:
-    """What outlives a session of one loader: worker, device, warm memory, counts.
+    """What outlives a session of one loader: workers, device, warm memory, counts.
 
     Args:
         device: Where rows are delivered.
         worker: Who moves them.
         stats: Where to count.
+        caller: Who carries out what ``worker`` cannot, if there is such a thing.
     """
 
-    def __init__(self, device: Device, worker: Worker, stats: Stats) -> None:
+    def __init__(
+        self, device: Device, worker: Worker, stats: Stats, caller: Worker | None = None
+    ) -> None:
         self.device = device
         self.worker = worker
+        self.caller = caller or worker
         self.stats = stats
         self._pools: dict[FeatureKey, Pool] = {}
 
@@ -78,6 +95,7 @@ class Session:
         tables: Home of every feature that the loader delivers.
         residencies: Caches that may be used; those that nobody else drives are driven from here.
         mover: Worker, memory and counts of the loader.
+        remote: Brings rows of other ranks, for partitioned features; ``None`` if there are none.
 
     Raises:
         ConfigError: A feature needs a gradient.
@@ -88,14 +106,17 @@ class Session:
         tables: Mapping[FeatureKey, Table],
         residencies: Mapping[FeatureKey, Residency],
         mover: Mover,
+        remote: RemoteRows | None = None,
     ) -> None:
         for table in tables.values():
             _refuse_learning(table)
         self.clock = StepClock()
         self._tables = tables
         self._mover = mover
-        self._versions: dict[FeatureKey, Version] = {
-            key: table.version for key, table in tables.items() if isinstance(table, TensorTable)
+        self._versions = {
+            key: table.version
+            for key, table in tables.items()
+            if not isinstance(table, ForeignTable)
         }
         self._residencies = {
             key: residency
@@ -104,6 +125,21 @@ class Session:
         }
         self.window = PlanWindow({k: r.retention for k, r in self._residencies.items()})
         self._num_begun = 0
+        self._remote = remote
+        self._announced: deque[Ticket] = deque()
+        self._num_pushed = 0
+
+    def push(self, wants: Mapping[FeatureKey, Want]) -> None:
+        """Make the ids of one more minibatch known, to the plans and to the ranks that hold rows.
+
+        Raises:
+            FeatureError: An id lies outside its feature's table.
+        """
+        self.window.push(wants)
+        if self._remote is not None and self._remote.keys:
+            announce = partial(self._remote.announce, self._num_pushed, wants)
+            self._announced.append(self._mover.caller.submit([Call("ids", announce)]))
+        self._num_pushed += 1
 
     def begin(self, plan: Plan, wants: Mapping[FeatureKey, Want], last: Flight | None) -> Flight:
         """Start carrying out a plan and return.
@@ -124,13 +160,16 @@ class Session:
             )
         flight = Flight(wants)
         if last is not None and (keeps := self._keep_moves(plan, last)):
+            if self._mover.caller is not self._mover.worker:
+                last.wait()  # who keeps the rows is not who brought those of other ranks
             last.tickets.append(self._mover.worker.submit(keeps))
         moves: list[Move] = []
         for key, want in wants.items():
             moves += self._fetch_moves(key, want, plan.features[key], flight)
         flight.tickets.append(self._mover.worker.submit(moves))
+        sent = self._begin_remote(plan, flight)
         for key, part in plan.features.items():
-            self._count(key).count(part)
+            self._count(key).count(part, sent.get(key, 0))
         self._mover.stats.plan_s += plan.seconds
         self._num_begun += 1
         return flight
@@ -149,8 +188,9 @@ class Session:
         """
         stats = self._mover.stats
         start = time.perf_counter()
-        for ticket in flight.tickets:
-            ticket.wait()
+        if self._remote is not None:
+            self._remote.check()
+        flight.wait()
         stats.wait_s += time.perf_counter() - start
         stats.transfer_s += sum(ticket.seconds for ticket in flight.tickets)
         stats.minibatches += 1
@@ -158,6 +198,11 @@ class Session:
         self._mover.device.hand_over([tensor for rows in flight.rows.values() for tensor in rows])
         self.clock.deliver()
         return flight.rows
+
+    def fail(self, error: Exception) -> None:
+        """Tell the ranks that share features with this one that the iteration failed."""
+        if self._remote is not None and not isinstance(error, PeerError):
+            self._remote.fail(error)
 
     def close(self) -> None:
         """End the iteration: caches are free to be driven by another. Waits for nothing."""
@@ -167,6 +212,8 @@ class Session:
         if self.clock.is_running() and num_carried_out < self.window.num_planned:
             for residency in self._residencies.values():
                 residency.distrust()
+        if self.clock.is_running() and self._remote is not None:
+            self._remote.close()
         self.clock.stop()
 
     def _count(self, key: FeatureKey) -> FeatureStats:
@@ -191,26 +238,36 @@ class Session:
     def _fetch_moves(
         self, key: FeatureKey, want: Want, part: FeaturePlan, flight: Flight
     ) -> Sequence[Move]:
+        """Make memory for one feature's rows, and the moves that fill it from here."""
         table = self._tables[key]
         if isinstance(table, ForeignTable):
             return [Call(str(key), _reader(table, want, flight, self._mover.device.torch_device))]
-        source, fetch = table.tensor, part.fetch
-        whole = self._mover.empty(key, (want.num_rows, *source.shape[1:]), source.dtype)
+        kind = table.kind
+        whole = self._mover.empty(key, (want.num_rows, *kind.shape), kind.dtype)
         flight.whole[key] = whole
         flight.rows[key] = torch.split(whole, [len(ids) for ids in want.ids])
-        if fetch.home_positions is None:
-            return [
-                Gather(str(key), source, ids, rows)
-                for ids, rows in zip(want.ids, flight.rows[key], strict=True)
-            ]
-        if fetch.cached_positions is None or fetch.cached_slots is None:
-            raise ValueError(f"{fetch} names home positions but no cached ones")
-        ids = torch.cat(want.ids)
-        slots = self._residencies[key].slots
-        return [
-            Gather(str(key), source, ids[fetch.home_positions], whole, fetch.home_positions),
-            Gather(str(key), slots, fetch.cached_slots, whole, fetch.cached_positions),
-        ]
+        residency = self._residencies.get(key)
+        moves: list[Move] = []
+        if isinstance(table, TensorTable):
+            moves += home_moves(key, table.tensor, want, part.fetch, whole)
+        if residency is not None:
+            moves += cache_moves(key, residency.slots, part.fetch, whole)
+        return moves
+
+    def _begin_remote(self, plan: Plan, flight: Flight) -> Mapping[FeatureKey, int]:
+        """Start bringing the rows that have to be split by rank; how many others send."""
+        if self._remote is None or not self._remote.keys:
+            return {}
+        self._announced.popleft().wait()
+        deliveries = {
+            key: Delivery(plan.features[key].fetch, flight.whole[key])
+            for key in flight.wants
+            if key in self._remote.keys
+        }
+        sent = self._remote.num_of_others(plan.batch, deliveries)
+        moves = self._remote.fetch(plan.batch, deliveries)
+        flight.tickets.append(self._mover.caller.submit(moves))
+        return sent
 
     def _check_unchanged(self, flight: Flight) -> None:
         for key in flight.wants:

@@ -15,13 +15,13 @@ from featsync.device import check_device
 from featsync.errors import ConfigError, unknown_name
 from featsync.plan import FeatureKey
 from featsync.retention import MAX_WINDOW, RETENTION
+from featsync.transports import TRANSPORTS
 from featsync.workers import WORKERS
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 CACHE_SCOPES = ("rank", "host")
-TRANSPORTS = ("auto", "shared_memory", "p2p")
 
 Score = torch.Tensor | NDArray[Any]
 Scores = Score | Mapping[str, Score] | None
@@ -112,7 +112,7 @@ class SyncerSettings:
     process_group: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        _check_name("sync_feature.transport", self.transport, TRANSPORTS)
+        _check_name("sync_feature.transport", self.transport, ("auto", *TRANSPORTS))
         _check_name("sync_feature.worker", self.worker, WORKERS)
         check_device(self.device)
         if self.staleness != "any":

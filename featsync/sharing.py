@@ -11,16 +11,23 @@ are mapped from; the others attach. In rounds that all ranks leave in the same w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
-from featsync.errors import ConfigError, FeatsyncError, PeerError
-from featsync.mapped import MappedFile, file_of, map_tensor
-from featsync.segment import Segment, SegmentHandle
+from featsync.errors import ConfigError
+from featsync.offers import (
+    Description,
+    SharedTensor,
+    agree,
+    attach,
+    attempt,
+    description_of,
+    offer_of,
+    reserve,
+)
 from featsync.world import World
 
 if TYPE_CHECKING:
@@ -29,42 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["SharedTensor", "share_tensors"]
 
 
-@dataclass(frozen=True, eq=False)
-class SharedTensor:
-    """A table that all ranks of a machine see.
-
-    Attributes:
-        tensor: ``(num_rows, *row_shape)``; contiguous, unless it is mapped from a file, where it
-            keeps its strides.
-        segment: The shared memory that holds it; ``None`` if it is mapped from a file.
-    """
-
-    tensor: torch.Tensor
-    segment: Segment | None
-
-
-class _Description(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        return f"{self.shape} {str(self.dtype).removeprefix('torch.')}"
-
-
-class _Offer(NamedTuple):
-    """Where the other ranks of a machine find a table: exactly one of the first two is set."""
-
-    handle: SegmentHandle | None
-    file: MappedFile | None
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-
 _Tables = Mapping["FeatureKey", torch.Tensor]
-_Descriptions = Mapping["FeatureKey", _Description]
+_Descriptions = Mapping["FeatureKey", Description]
 _Shared = dict["FeatureKey", SharedTensor]
-_T = TypeVar("_T")
 
 _PORTION_BYTES = 1 << 30  # copied between two meetings of the ranks, in a second or so
 _MAX_NAMED = 8  # differing features that an error lists
@@ -95,43 +69,22 @@ def share_tensors(
     """
     problem = tensors if isinstance(tensors, Exception) else _unsuitable(tensors)
     given = None if isinstance(tensors, Exception) or problem is not None else tensors
-    described = None if given is None else {key: _description(t) for key, t in given.items()}
-    all_described = _agree(world, "describe the tables to share", described, problem, timeout)
+    described = None if given is None else {key: description_of(t) for key, t in given.items()}
+    all_described = agree(world, "describe the tables to share", described, problem, timeout)
     tables = _checked(world, all_described)
 
     sources = given if given is not None and world.is_first_of_host else {}
-    shared, problem = _attempt(lambda: {key: _reserve(sources[key]) for key in sources})
-    offers = {key: _offer(part) for key, part in shared.items()}
-    all_offers = _agree(world, "make room for shared tables", offers, problem, timeout)
+    nothing: _Shared = {}
+    shared, problem = attempt(lambda: {key: reserve(sources[key]) for key in sources}, nothing)
+    offers = {key: offer_of(part) for key, part in shared.items()}
+    all_offers = agree(world, "make room for shared tables", offers, problem, timeout)
 
     if not world.is_first_of_host:
         offers = all_offers[world.ranks_of_host[0]]
-        shared, problem = _attempt(lambda: {key: _attach(offers[key]) for key in offers})
+        shared, problem = attempt(lambda: {key: attach(offers[key]) for key in offers}, nothing)
     _fill(world, tables, sources, shared, timeout)
-    _agree(world, "attach to shared tables", None, problem, timeout)
+    agree(world, "attach to shared tables", None, problem, timeout)
     return shared
-
-
-def _agree(
-    world: World, purpose: str, value: _T, problem: Exception | None, timeout: float | None
-) -> list[_T]:
-    """Exchange values; where a rank has a problem, it raises that and the others say so."""
-    text = None if problem is None else str(problem) or type(problem).__name__
-    answers = world.exchange(purpose, (value, text), timeout)
-    if problem is not None:
-        raise problem
-    for rank, (_, said) in enumerate(answers):
-        if said is not None:
-            name = world.name(rank)
-            raise PeerError(f"{name} could not {purpose}: {said}", name)
-    return [value for value, _ in answers]
-
-
-def _attempt(action: Callable[[], _Shared]) -> tuple[_Shared, Exception | None]:
-    try:
-        return action(), None
-    except (FeatsyncError, OSError) as error:
-        return {}, error  # raised in the next round, when the others can hear of it
 
 
 def _unsuitable(tensors: _Tables | None) -> ConfigError | None:
@@ -143,10 +96,6 @@ def _unsuitable(tensors: _Tables | None) -> ConfigError | None:
                 "leave it out."
             )
     return None
-
-
-def _description(tensor: torch.Tensor) -> _Description:
-    return _Description(tuple(tensor.shape), tensor.dtype)
 
 
 def _checked(world: World, described: Sequence[_Descriptions | None]) -> _Descriptions:
@@ -177,43 +126,13 @@ def _checked(world: World, described: Sequence[_Descriptions | None]) -> _Descri
     return reference
 
 
-def _who_has_what(world: World, found: Mapping[int, _Description | None]) -> str:
+def _who_has_what(world: World, found: Mapping[int, Description | None]) -> str:
     kinds = dict.fromkeys(found.values())
     return ", ".join(
         f"{kind if kind is not None else 'nothing'} on "
         f"{world.names([rank for rank, other in found.items() if other == kind])}"
         for kind in kinds
     )
-
-
-def _reserve(tensor: torch.Tensor) -> SharedTensor:
-    """Make room for a table, not yet filled; a table in a file needs none."""
-    if not (tensor.is_conj() or tensor.is_neg()):
-        file = file_of(tensor)
-        if file is not None and not file.is_deleted:
-            return SharedTensor(tensor, None)
-    segment = Segment.create(tensor.numel() * tensor.element_size())
-    return SharedTensor(_view(segment, tuple(tensor.shape), tensor.dtype), segment)
-
-
-def _view(segment: Segment, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(segment.array).view(dtype).view(shape)
-
-
-def _offer(part: SharedTensor) -> _Offer:
-    tensor, segment = part.tensor, part.segment
-    handle = None if segment is None else segment.handle
-    file = file_of(tensor) if segment is None else None
-    return _Offer(handle, file, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-def _attach(offer: _Offer) -> SharedTensor:
-    if offer.file is not None:
-        return SharedTensor(map_tensor(offer.file, offer.shape, offer.strides, offer.dtype), None)
-    if offer.handle is None:
-        raise PeerError("a table was offered that lies nowhere: please report it", "first rank")
-    segment = Segment.open(offer.handle)
-    return SharedTensor(_view(segment, offer.shape, offer.dtype), segment)
 
 
 def _fill(

@@ -33,13 +33,18 @@ from featsync.caches import residencies_of
 from featsync.counts import Stats
 from featsync.device import open_device
 from featsync.errors import ConfigError
+from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey, Plan, Want
+from featsync.remote_rows import RemoteRows
+from featsync.routes import route_of
 from featsync.session import Flight, Mover, Session
 from featsync.settings import PlannerSettings, SyncerSettings
 from featsync.sources import Sources
 from featsync.workers import WORKERS
+from featsync.workers.thread import ThreadWorker
 
 _AHEAD = "_featsync_ahead"
+_OVER = object()  # in the place of a minibatch after the last
 
 
 @dataclass(frozen=True)
@@ -116,27 +121,28 @@ class Planner(IterDataPipe[Any]):
         if session is None:
             raise ConfigError("plan_feature needs sync_feature behind it: it moves no rows itself")
         source = iter(self.datapipe)
+        is_over = False
         error: Exception | None = None
         known: deque[tuple[Any, dict[FeatureKey, Want]]] = deque()
         while True:
             # The window fills two minibatches a step: the first is not kept waiting for all K.
             reach = min(self.settings.lookahead, max(1, session.window.num_planned))
-            while error is None and len(known) < reach:
+            while not is_over and len(known) < reach:
                 try:
-                    minibatch = next(source)
-                    wants = self.sources.wants_of(minibatch)
-                    session.window.push(wants)
+                    if (minibatch := next(source, _OVER)) is not _OVER:
+                        wants = self.sources.wants_of(minibatch)
+                        session.push(wants)
+                        known.append((minibatch, wants))
                 except Exception as caught:  # noqa: BLE001 - raised below, when it is its turn
-                    error = caught
-                else:
-                    known.append((minibatch, wants))
+                    minibatch, error = _OVER, caught
+                is_over = minibatch is _OVER
             if not known:
                 break
             minibatch, wants = known.popleft()
             setattr(minibatch, _AHEAD, Ahead(session.window.plan(), wants))
             yield minibatch
             del minibatch
-        if error is not None and not isinstance(error, StopIteration):
+        if error is not None:
             try:
                 raise error
             finally:
@@ -195,18 +201,22 @@ class Syncer(IterDataPipe[Any]):
         watch_loop(session.close)
         try:
             last: tuple[Any, Flight] | None = None
+            is_over = False
             error: Exception | None = None
             source = iter(self.datapipe)
-            while error is None:
+            while not is_over:
                 ready, last = last, None
                 try:
-                    last = _begin(session, next(source), ready)
+                    if (minibatch := next(source, _OVER)) is not _OVER:
+                        last = _begin(session, minibatch, ready)
                 except Exception as caught:  # noqa: BLE001 - raised below, when it is its turn
-                    error = caught
+                    minibatch, error = _OVER, caught
+                is_over = minibatch is _OVER
+                del minibatch
                 if ready is not None:
                     yield _finish(session, *ready)
                     ready = None
-            if not isinstance(error, StopIteration):
+            if error is not None:
                 try:
                     raise error
                 finally:
@@ -214,6 +224,9 @@ class Syncer(IterDataPipe[Any]):
                     # hold has to end with the error. A connection to a loader worker, cut short by
                     # another worker's death, is among them, and until it closes that worker waits.
                     del error
+        except Exception as failure:
+            session.fail(failure)
+            raise
         finally:
             session.close()
 
@@ -228,12 +241,25 @@ class Syncer(IterDataPipe[Any]):
             device = open_device(self.settings.device)
             worker = WORKERS[self.settings.worker](device, self.settings.timeout)
             weakref.finalize(self, worker.close)
-            self._mover = Mover(device, worker, self.stats)
+            caller = worker
+            if not worker.runs_calls:
+                caller = ThreadWorker(device, self.settings.timeout)
+                weakref.finalize(self, caller.close)
+            self._mover = Mover(device, worker, self.stats, caller)
         tables = planner.sources.tables()
+        split = {key: t for key, t in tables.items() if isinstance(t, PartitionedTable)}
+        routes = {key: route_of(table, self.settings.transport) for key, table in split.items()}
+        tables |= {key: route.table for key, route in routes.items()}
         for table in tables.values():
-            self._mover.worker.admit(table)
+            if not isinstance(table, PartitionedTable):
+                self._mover.worker.admit(table)
         residencies = residencies_of(planner.sources, tables, planner.settings, self._mover)
-        return Session(tables, residencies, self._mover)
+        for key, route in routes.items():
+            self.stats.features[key].transport = route.transport
+            self.stats.features[key].why += f"; {route.why}"
+        return Session(
+            tables, residencies, self._mover, RemoteRows(split, routes) if split else None
+        )
 
 
 def stats(dataloader: Any) -> Stats:

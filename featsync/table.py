@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
+from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey
+from featsync.row_kind import RowKind
 from featsync.segment import Segment
 
 
@@ -24,7 +26,7 @@ class Version:
         writes: How often it was written.
     """
 
-    tensor: weakref.ref[torch.Tensor]
+    tensor: TensorWeakRef
     writes: int
 
     def __eq__(self, other: object) -> bool:
@@ -59,17 +61,17 @@ class TensorTable:
         return len(self.tensor)
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
+    def kind(self) -> RowKind:
+        """What a row is."""
         tensor = self.tensor
-        return tensor.shape[1:].numel() * tensor.element_size()
+        return RowKind(tuple(tensor.shape[1:]), tensor.dtype)
 
     @property
     def version(self) -> Version:
         """Changes whenever this process writes to the tensor or replaces it."""
         tensor = self.tensor
         # Tensors made in inference mode count no writes, so writes to them cannot be seen.
-        return Version(weakref.ref(tensor), 0 if tensor.is_inference() else tensor._version)
+        return Version(TensorWeakRef(tensor), 0 if tensor.is_inference() else tensor._version)
 
 
 @dataclass(frozen=True)
@@ -85,4 +87,5 @@ class ForeignTable:
     read: Callable[[torch.Tensor], torch.Tensor] = field(repr=False)
 
 
-Table = TensorTable | ForeignTable
+RowTable = TensorTable | PartitionedTable
+Table = RowTable | ForeignTable

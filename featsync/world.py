@@ -22,14 +22,19 @@ __all__ = ["World"]
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
-_NOTHING = "?"
+_IS_SET = "/is_set"
 
 
 class _Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used here; none of it waits for a peer."""
+    """The part of ``torch.distributed.Store`` that is used here; none of it waits for a peer.
+
+    ``get`` would, but only what is there is asked for. ``compare_set`` would answer at once, but in
+    torch 2.2 it makes its answer without holding the GIL, which corrupts Python's memory as soon as
+    another thread runs.
+    """
 
     def set(self, key: str, value: bytes, /) -> None: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+    def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def delete_key(self, key: str, /) -> bool: ...
 
@@ -158,11 +163,12 @@ class World:
         prefix = f"exchange/{self._num_exchanges}"
         self._num_exchanges += 1
         _asked(self._store.set, f"{prefix}/{self._rank}", pickle.dumps((purpose, value)))
+        _asked(self._store.add, f"{prefix}/{self._rank}{_IS_SET}", 1)
         keys = [f"{prefix}/{rank}" for rank in range(self.size)]
         answers = [pickle.loads(answer) for answer in self._collect(keys, purpose, seconds)]
         # Whoever read last wipes the slate, so that long runs do not fill the store.
         if _asked(self._store.add, f"{prefix}/read", 1) == self.size:
-            for key in (*keys, f"{prefix}/read"):
+            for key in (*keys, *(f"{key}{_IS_SET}" for key in keys), f"{prefix}/read"):
                 _asked(self._store.delete_key, key)
         self._check_purposes([purpose for purpose, _ in answers])
         return [value for _, value in answers]
@@ -190,10 +196,11 @@ class World:
         """Return the value of a key, or ``None`` if there is none; does not wait."""
         if self._store is None:
             return None
-        # Compared with what no pickle is: never sets anything, and is the one question that all
-        # stores of all versions answer at once.
-        answer: bytes = _asked(self._store.compare_set, key, _NOTHING, _NOTHING)
-        return None if answer == _NOTHING.encode() else answer
+        # Adding nothing to a counter is a question that all stores of all versions answer at once.
+        if _asked(self._store.add, f"{key}{_IS_SET}", 0) == 0:
+            return None
+        answer: bytes = _asked(self._store.get, key)
+        return answer
 
     def _late(self, late: list[int], purpose: str, seconds: float) -> PeerTimeoutError:
         return PeerTimeoutError(

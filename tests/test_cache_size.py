@@ -101,9 +101,9 @@ def test_invariant_bytes_suffice_for_the_slots_and_are_used(fraction, shapes):
 
     found = slots_of_tables(f"{num_bytes}B", tables)
 
-    used = sum(found[key] * table.row_bytes for key, table in tables.items())
+    used = sum(found[key] * table.kind.num_bytes for key, table in tables.items())
     assert used <= num_bytes
-    assert num_bytes - used <= sum(table.row_bytes for table in tables.values())
+    assert num_bytes - used <= sum(table.kind.num_bytes for table in tables.values())
     assert all(0 <= found[key] <= table.num_rows for key, table in tables.items())
 
 

@@ -11,6 +11,7 @@ from featsync.errors import ConfigError
 from featsync.plan import Want
 from featsync.residency import CacheSettings
 from featsync.retention import RETENTION
+from featsync.row_kind import RowKind
 from featsync.table import ForeignTable, TensorTable, Version
 from support.sessions import deliveries, mover, open_session, residency, table, wrong_rows
 from support.strategies import NODE, table_of
@@ -143,7 +144,8 @@ def test_a_tensor_of_inference_mode_has_a_version():
     ],
 )
 def test_a_cache_fits_tables_of_its_rows_and_dtype_only(cache, other, fits):
-    assert cache.fits(other) == fits
+    kind = RowKind(tuple(other.shape[1:]), other.dtype)
+    assert cache.fits(len(other), kind) == fits
 
 
 def test_a_distrusted_cache_is_empty_for_the_next_session(home, cache):
@@ -190,14 +192,14 @@ def test_a_table_knows_its_rows_and_their_bytes():
     home = table(NODE, torch.zeros(7, 2, 3, dtype=torch.float16))
 
     assert home.num_rows == 7
-    assert home.row_bytes == 12
+    assert home.kind.num_bytes == 12
     assert home.segment is None
     assert "node" in repr(home)
     assert "read" not in repr(ForeignTable(NODE, lambda ids: ids))
 
 
 def test_a_table_of_scalars_has_rows_of_one_item():
-    assert table(NODE, torch.zeros(7, dtype=torch.float64)).row_bytes == 8
+    assert table(NODE, torch.zeros(7, dtype=torch.float64)).kind.num_bytes == 8
 
 
 def test_versions_hold_no_table_alive(home):

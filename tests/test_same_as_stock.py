@@ -21,6 +21,7 @@ import featsync
 from featsync.config import load
 from featsync.feature_keys import feature_keys
 from featsync.loading import LoadedDataset
+from featsync.partitioned_store import partitioned_store
 from support.graphs import assert_as_stock, end_loader_workers, forked_workers, store_of
 from support.ranks import run_ranks
 
@@ -120,7 +121,10 @@ def check_pipeline(name, num_workers, folder):
     elif config.share:
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         features = featsync.share(plain if is_first else None)
-    dataset = LoadedDataset(small_graph(config), features, {"train": small_items(config)}, 5)
+    graph = small_graph(config)
+    if config.partition is not None:
+        features = partitioned_store(plain, graph, config.partition)
+    dataset = LoadedDataset(graph, features, {"train": small_items(config)}, 5)
     loader = featsync.build(config, dataset=dataset)
     arguments = {
         key: value

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from featsync.device import CpuDevice
-from featsync.errors import ConfigError, FeatureChangedError, FeatureError
+from featsync.errors import ConfigError, FeatureChangedError, FeatureError, PlanError
 from featsync.plan import FeaturePlan, Fetch, Plan, Want
 from featsync.pool import private_block
 from featsync.retention import RETENTION
@@ -449,5 +449,5 @@ def test_a_plan_with_home_but_no_cached_positions_is_refused():
     session = open_session(tables, {}, loader)
     plan = Plan(0, {NODE: FeaturePlan(Fetch(1, torch.tensor([0])))})
 
-    with pytest.raises(ValueError, match="names home positions but no cached ones"):
+    with pytest.raises(PlanError, match="names home positions but no cached ones"):
         session.begin(plan, {NODE: want(1)}, None)

@@ -9,7 +9,8 @@ import torch
 from featsync.errors import ConfigError
 from featsync.plan import FeatureKey
 from featsync.retention import MAX_WINDOW, RETENTION
-from featsync.settings import CACHE_SCOPES, TRANSPORTS, PlannerSettings, SyncerSettings
+from featsync.settings import CACHE_SCOPES, PlannerSettings, SyncerSettings
+from featsync.transports import TRANSPORTS
 from featsync.workers import WORKERS
 from support.strategies import NODE, OTHER
 
@@ -78,7 +79,7 @@ NAMES = {
     "plan_feature.cache_scope": (PlannerSettings, sorted(CACHE_SCOPES), "hots", "host"),
     "sync_feature.transport": (
         SyncerSettings,
-        sorted(TRANSPORTS),
+        sorted(["auto", *TRANSPORTS]),
         "shared-memory",
         "shared_memory",
     ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -127,3 +130,21 @@ def test_three_real_ranks_and_a_sub_group():
     assert facts[0]["sub"] == (0, 2, [0, 2], "rank 1 (global rank 2)")
     assert facts[1]["sub"] == (0, 1, [7])
     assert facts[2]["sub"] == (1, 2, [0, 2], "rank 1 (global rank 2)")
+
+
+def test_the_store_is_asked_with_the_interpreter_locked():
+    """Python's debugging allocator aborts where a binding makes objects without holding the GIL.
+
+    ``compare_set`` of torch 2.2 does, which corrupts memory once other threads run.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        [*command, "-k", "order_of_ranks or different_purposes"],
+        env={**os.environ, "PYTHONMALLOC": "debug"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -37,7 +37,12 @@ class Worker(ABC):
 
     Made by ``WORKERS[name](device, timeout)``. Used by one thread at a time. A list that failed
     does not stop later ones.
+
+    Attributes:
+        runs_calls: Whether it can run code of this process (`Call`), not only copy rows.
     """
+
+    runs_calls = True
 
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
         """Make a block, ``(num_bytes,)`` uint8, of memory that this worker can fill."""

@@ -25,7 +25,7 @@ from featsync.move import Call, Gather, Move
 from featsync.mover import Layout
 from featsync.pool import Pool
 from featsync.segment import Bytes, SegmentRegistry
-from featsync.table import ForeignTable, Table
+from featsync.table import Table, TensorTable
 from featsync.workers.contract import Worker
 from featsync.workers.mover_link import Job, MoverLink, ProcessTicket
 
@@ -52,6 +52,8 @@ class ProcessWorker(Worker):
     Raises:
         ConfigError: The device is not the CPU.
     """
+
+    runs_calls = False
 
     def __init__(self, device: Device, timeout: float) -> None:
         if device.torch_device.type != "cpu":
@@ -84,7 +86,7 @@ class ProcessWorker(Worker):
 
     def admit(self, table: Table) -> None:
         """Accept a table that lies in shared memory or in a file; see `Worker.admit`."""
-        if isinstance(table, ForeignTable):
+        if not isinstance(table, TensorTable):
             raise _foreign(str(table.key))
         if table.segment is not None:
             self._registry.add(table.segment)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import queue
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+_HOST = "127.0.0.1"
 
 
 def run_ranks(
@@ -32,28 +32,28 @@ def run_ranks(
     """
     context = mp.get_context("spawn")
     reports = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        # A file instead of a TCP port: no two tests can ever want the same one.
-        store = str(Path(folder) / "store")
-        ranks = [
-            context.Process(
-                target=_rank_main,
-                args=(reports, body, rank, world_size, store, timeout_s, args),
-                name=f"rank {rank}",
-            )
-            for rank in range(world_size)
-        ]
+    # Held here, at a port that the system chooses: no two tests can want the same one. (A store
+    # in a file becomes slower with every question.)
+    store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+    ranks = [
+        context.Process(
+            target=_rank_main,
+            args=(reports, body, rank, world_size, store.port, timeout_s, args),
+            name=f"rank {rank}",
+        )
+        for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        return _results(ranks, reports, timeout_s)
+    finally:
         for process in ranks:
-            process.start()
-        try:
-            return _results(ranks, reports, timeout_s)
-        finally:
-            for process in ranks:
-                process.kill()
-            for process in ranks:
-                process.join()
-                process.close()
-            reports.close()
+            process.kill()
+        for process in ranks:
+            process.join()
+            process.close()
+        reports.close()
 
 
 def _results(ranks: list[Any], reports: Any, timeout_s: float) -> list[Any]:
@@ -95,7 +95,7 @@ def _rank_main(
     body: Callable[..., Any],
     rank: int,
     world_size: int,
-    store: str,
+    port: int,
     timeout_s: float,
     args: tuple[Any, ...],
 ) -> None:
@@ -103,7 +103,7 @@ def _rank_main(
     try:
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{store}",
+            store=dist.TCPStore(_HOST, port, is_master=False),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout_s),

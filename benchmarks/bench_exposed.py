@@ -1,0 +1,136 @@
+"""What features cost beside a busy device, measured as finely as sampling allows.
+
+    python benchmarks/bench_exposed.py --json benchmarks/results/exposed.json
+
+``featsync bench --simulate-step`` measures an epoch against the fastest one without features. How
+long sampling takes differs more from epoch to epoch than featsync's whole cost, so this alternates
+them finely instead, in one process over one dataset: an epoch without features, one of stock, one
+of featsync, in turn, many times. A lane's cost is the mean of its differences to the epoch without
+features of the same round; the interval is a bootstrap over rounds (90 %).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from records import write_json
+
+from featsync.bench.check_rows import check_minibatch
+from featsync.bench.measure import time_epoch
+from featsync.bench.steps import SimulatedStep, parse_simulated_step
+from featsync.config import Config, load
+from featsync.feature_keys import feature_keys, without_feature_keys
+from featsync.loading import load_dataset
+from featsync.pipeline import build
+
+PIPELINES = Path(__file__).parent.parent / "pipelines"
+NAMES = ("synthetic_stock", "synthetic_featsync", "synthetic_process")
+# Loader workers, how long and how busy a step is, and which share of the nodes is trained on: the
+# first minibatch of an epoch has no step to hide behind, which shows in short epochs.
+SETTINGS = ((0, "150", 0.02), (2, "150", 0.02), (2, "150", 0.04), (0, "150:0.3", 0.02))
+TINY = (
+    "dataset.synthetic.nodes=2000",
+    "dataset.synthetic.edges=10000",
+    "batch_size=20",
+)
+RESAMPLES = 10_000
+
+
+class Lane:
+    """One pipeline over a dataset that all lanes share."""
+
+    def __init__(self, name: str, config: Config, dataset: Any) -> None:
+        self.name = name
+        self.loader = build(config, dataset=dataset)
+        self.keys = feature_keys(config)
+        self.seconds: list[float] = []
+        self.num_minibatches = 0
+        self.wrong_rows = 0
+        self._store = dataset.features
+
+    def run(self, step: SimulatedStep, timed: bool) -> None:
+        """Run an epoch; rows of its last minibatch are compared after the clock stopped."""
+        times = time_epoch(self.loader, lambda _, minibatch: step(minibatch, lambda _: None))
+        self.num_minibatches = len(times.marks)
+        if timed:
+            self.seconds.append(times.wall_s)
+        for minibatch in times.held.values():
+            self.wrong_rows += check_minibatch(minibatch, self._store, self.keys).wrong
+
+
+def measure(
+    num_workers: int, step: str, train_share: float, rounds: int, overrides: tuple[str, ...]
+) -> dict[str, Any]:
+    """Run all lanes in turn, and say what each cost above the epochs without features."""
+    changes = (
+        *overrides,
+        f"dataset.synthetic.train_share={train_share}",
+        f"num_workers={num_workers}",
+        "share=true",
+    )
+    configs = {name: load(PIPELINES / f"{name}.yaml", changes) for name in NAMES}
+    dataset = load_dataset(configs[NAMES[0]])
+    floor = Lane("no features", without_feature_keys(configs[NAMES[1]]), dataset)
+    lanes = [floor, *(Lane(name, config, dataset) for name, config in configs.items())]
+    busy = parse_simulated_step(step)
+    for turn in range(rounds + 1):
+        for lane in lanes:
+            lane.run(busy, timed=turn > 0)
+    base = np.array(floor.seconds)
+    costs = {lane.name: np.array(lane.seconds) - base for lane in lanes[1:]}
+    stock = costs[NAMES[0]]
+    return {
+        "num_workers": num_workers,
+        "step": step,
+        "rounds": rounds,
+        "minibatches": floor.num_minibatches,
+        "floor_s": floor.seconds,
+        "epoch_s": {lane.name: lane.seconds for lane in lanes[1:]},
+        "exposed_s": {name: float(cost.mean()) for name, cost in costs.items()},
+        "share_of_stock": {name: shares(cost, stock) for name, cost in costs.items()},
+        "wrong_rows": sum(lane.wrong_rows for lane in lanes),
+    }
+
+
+def shares(cost: np.ndarray, stock: np.ndarray) -> dict[str, float]:
+    """Cost of a lane as a share of stock's: of all rounds, and within what 90 % of draws lie."""
+    draws = np.random.default_rng(0).integers(0, len(cost), (RESAMPLES, len(cost)))
+    found = cost[draws].mean(1) / stock[draws].mean(1)
+    low, high = np.quantile(found, [0.05, 0.95])
+    return {"all": float(cost.mean() / stock.mean()), "low": float(low), "high": float(high)}
+
+
+def main() -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--smoke", action="store_true", help="a tiny size, to see that it runs")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = ((0, "1", 0.1),) if args.smoke else SETTINGS
+    rounds, overrides = (2, TINY) if args.smoke else (args.rounds, ())
+    rows = []
+    for setting in settings:
+        num_workers, step, _ = setting
+        row = measure(*setting, rounds, overrides)
+        rows.append(row)
+        print(f"{num_workers} loader workers, step {step} ms, wrong rows {row['wrong_rows']}")
+        for name, share in row["share_of_stock"].items():
+            print(
+                f"  {name:20} exposed {row['exposed_s'][name]:.3f} s an epoch, of stock's "
+                f"{share['all']:.3f} ({share['low']:.3f} to {share['high']:.3f})",
+                flush=True,
+            )
+    write_json(args.json, rows)
+    if any(row["wrong_rows"] for row in rows):
+        sys.exit("wrong rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""One engine a process and group: serves this rank's rows, and hears what other ranks say.
+
+It works on a thread of its own, whether the rank iterates, computes, or has left its loop::
+
+    asks (any thread)                         owner's engine
+    post the receive, then ── order ───────▶  gather the rows, post the send
+    wait until it is named ◀── sent ────────  (or what went wrong)
+    wait for the rows      ◀══ rows ════════  isend / irecv on a group of featsync's own
+
+Rows never come unasked, nor in a size that was not agreed: the order names it, and the owner
+checks. They are matched by a tag that both sides take from the order. A receive is posted before
+its order is sent, so a send always finds its receiver. Waiting for rows begins when the owner has
+named them, so that whoever waits can still be told of an error, of a death, or of silence.
+
+At the end of the process the engine lingers until the other ranks are done too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from featsync.errors import FeatsyncError, PeerError
+from featsync.exchange.arrival import Arrival
+from featsync.exchange.faults import Faults, gone, is_failing, silent
+from featsync.exchange.frames import Frame
+from featsync.exchange.links import Links
+from featsync.exchange.served import Served
+from featsync.pool import Pool
+from featsync.profile import Profile
+from featsync.world import World
+
+__all__ = ["Engine"]
+
+_LOG = logging.getLogger(__name__)
+_TAGS = 1 << 30
+_MAX_SENDS = 2  # to one rank, not waited for
+_LOOK_S = 0.5
+_FLUSH_S = 2.0
+_SLOWEST_LINK = 1e6  # bytes a second
+_EXIT_PRIORITY = 10
+
+
+class Engine:
+    """Moves rows between this rank and the others of a group.
+
+    Args:
+        world: The ranks.
+        links: Connections to all of them; the engine's own from here on.
+        group: For rows, of featsync's own; ranks are numbered as in ``world``.
+        profile: Costs of transports, the same on all ranks.
+        timeout: Seconds without a sign of life after which a rank is given up.
+
+    Attributes:
+        served: What this rank serves.
+        faults: What other ranks failed with.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        links: Links,
+        group: dist.ProcessGroup,
+        profile: Profile,
+        timeout: float,
+    ) -> None:
+        self.world = world
+        self.profile = profile
+        self.timeout = timeout
+        self._links = links
+        self._group = group
+        self.served = Served()
+        self.faults = Faults()
+        self._changed = threading.Condition()
+        self._arrivals: dict[tuple[int, int], Arrival] = {}
+        self._next_tag = dict.fromkeys(links.ranks, 0)
+        self._sessions = itertools.count()
+        self._left: set[int] = set()
+        self._blocks = Pool()
+        self._sends: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="featsync-engine", daemon=True)
+        self._thread.start()
+        # Like atexit, and in processes that multiprocessing started as well.
+        Finalize(None, self.leave, exitpriority=_EXIT_PRIORITY)
+
+    def open_session(self) -> int:
+        """Number a loader's iteration, for the ranks that it asks; see `close_session`."""
+        session = next(self._sessions)
+        self.faults.watch(session)
+        return session
+
+    def is_open(self, session: int) -> bool:
+        """Whether an iteration is still under way."""
+        return self.faults.is_watched(session)
+
+    def close_session(self, session: int) -> None:
+        """Let the others forget what an iteration announced; takes no lock."""
+        self.faults.forget(session)
+        for rank in self._links.ranks:
+            self._links.send(rank, {"kind": "forget", "session": session})
+
+    def fail(self, error: Exception) -> None:
+        """Tell the other ranks that an iteration of this one ended with an error."""
+        what = f"{type(error).__name__}: {error}"
+        for rank in self._links.ranks:
+            self._links.send(rank, {"kind": "fault", "what": what})
+
+    def tell(
+        self, rank: int, words: dict[str, Any], numbers: Sequence[NDArray[np.uint8]] = ()
+    ) -> None:
+        """Send a message and return."""
+        self._links.send(rank, words, numbers)
+
+    def ask(
+        self,
+        rank: int,
+        words: dict[str, Any],
+        numbers: Sequence[NDArray[np.uint8]],
+        buffer: torch.Tensor,
+    ) -> Arrival:
+        """Order rows and return.
+
+        Args:
+            rank: Who holds them.
+            words: Of the order; ``tag`` and ``num_bytes`` are added.
+            numbers: Of the order.
+            buffer: ``(num_bytes,)`` uint8, at least one byte, for the rows: the engine's until
+                `wait` has returned.
+        """
+        with self._changed:
+            tag = self._next_tag[rank] = (self._next_tag[rank] + 1) % _TAGS
+            arrival = Arrival(rank, tag, buffer)
+            if self._links.is_open(rank):
+                arrival.work = self._group.recv([buffer], rank, tag)
+                self._arrivals[rank, tag] = arrival
+            else:
+                arrival.error = gone(self.world, rank)
+        self._links.send(rank, {**words, "tag": tag, "num_bytes": buffer.numel()}, numbers)
+        return arrival
+
+    def wait(self, arrival: Arrival, session: int) -> None:
+        """Block until ordered rows are in their buffer.
+
+        Args:
+            arrival: What `ask` gave.
+            session: The iteration that asked.
+
+        Raises:
+            PeerError: The rank cannot send them, or its process has ended.
+            PeerTimeoutError: It gave no sign of life for too long.
+        """
+        asked = time.monotonic()
+        pinged = asked
+        with self._changed:
+            while not arrival.is_named and arrival.error is None:
+                self._changed.wait(_LOOK_S)
+                self.faults.check(session)
+                now = time.monotonic()
+                heard = max(asked, self._links.last_heard(arrival.rank))
+                if now - heard > self.timeout:
+                    arrival.error = silent(self.world, arrival.rank, self.timeout)
+                elif now - max(heard, pinged) > self.timeout / 4:
+                    pinged = now
+                    self._links.send(arrival.rank, {"kind": "ping"})
+        if arrival.error is not None:
+            raise arrival.error
+        try:
+            arrival.work.wait(self._limit(arrival.buffer))
+        except RuntimeError as error:
+            if self._links.is_open(arrival.rank):
+                raise silent(self.world, arrival.rank, self.timeout) from error
+            raise gone(self.world, arrival.rank) from error
+        arrival.work = None
+        with self._changed:
+            self._arrivals.pop((arrival.rank, arrival.tag), None)
+
+    def say_goodbye(self) -> None:
+        """Tell the others that this rank will ask for nothing more; it still serves."""
+        for rank in self._links.ranks:
+            self._links.send(rank, {"kind": "bye"})
+
+    def leave(self) -> None:
+        """Stop asking; serve the others until they stop too, for ``timeout`` at most; idempotent.
+
+        Whoever ends with an error does not linger: the others have to hear of it.
+        """
+        if self._is_over:
+            return
+        self.say_goodbye()
+        patience = 0.0 if is_failing() else self.timeout
+        deadline = time.monotonic() + patience
+        with self._changed:
+            while (staying := self._staying()) and time.monotonic() < deadline:
+                self._changed.wait(_LOOK_S)
+        if staying and patience:
+            _LOG.warning(
+                "%s leaves after %g s, though %s may still ask for its rows",
+                self.world.name(self.world.rank),
+                self.timeout,
+                self.world.names(staying),
+            )
+        self._is_over = True
+        self._links.wake()
+        self._thread.join(self.timeout)
+
+    def _staying(self) -> list[int]:
+        return [r for r in self._links.ranks if self._links.is_open(r) and r not in self._left]
+
+    def _run(self) -> None:
+        while not self._is_over:
+            for rank, frame in self._links.poll(None):
+                try:
+                    self._handle(rank, frame)
+                except Exception as error:  # noqa: BLE001 - the thread lives on, the rank is told
+                    self._refuse(rank, frame, error)
+        with contextlib.suppress(OSError, ValueError):
+            self._links.flush(_FLUSH_S)
+        self._links.close()
+
+    def _handle(self, rank: int, frame: Frame | None) -> None:
+        kind = "lost" if frame is None else frame.words["kind"]
+        if frame is None:
+            self._lose(rank)
+        elif kind == "announce":
+            self.served.announce(rank, frame)
+        elif kind == "order":
+            self._send_rows(rank, frame)
+        elif kind == "forget":
+            self.served.forget(rank, frame.words["session"])
+        elif kind == "ping":
+            self._links.send(rank, {"kind": "pong"})
+        elif kind in ("sent", "failed"):
+            self._name(rank, frame.words)
+        elif kind == "fault":
+            name = self.world.name(rank)
+            with self._changed:
+                self.faults.add(PeerError(f"{name} failed: {frame.words['what']}", name))
+                self._changed.notify_all()
+        elif kind == "bye":
+            with self._changed:
+                self._left.add(rank)
+                self._changed.notify_all()
+
+    def _send_rows(self, rank: int, frame: Frame) -> None:
+        words = frame.words
+        sends = self._sends.setdefault(rank, deque())
+        while len(sends) >= _MAX_SENDS:
+            work, sent = sends.popleft()
+            work.wait(self._limit(sent))
+            del work  # before the tensor, so that nothing of C++ outlives Python's hold on it
+        buffer = self._blocks.take((words["num_bytes"],), torch.uint8)
+        self.served.gather(rank, frame, buffer)
+        sends.append((self._group.send([buffer], rank, words["tag"]), buffer))
+        self._links.send(rank, {"kind": "sent", "tag": words["tag"]})
+
+    def _limit(self, buffer: torch.Tensor) -> timedelta:
+        """How long rows may be under way: gloo ends its connections when it is over."""
+        return timedelta(seconds=self.timeout + buffer.numel() / _SLOWEST_LINK)
+
+    def _refuse(self, rank: int, frame: Frame | None, error: Exception) -> None:
+        """Say why an order is not carried out; whoever still waits for it raises that."""
+        if not isinstance(error, FeatsyncError):
+            _LOG.error("cannot serve %s", self.world.name(rank), exc_info=error)
+        if frame is not None and frame.words.get("kind") == "order":
+            what = str(error) if isinstance(error, FeatsyncError) else repr(error)
+            self._links.send(rank, {"kind": "failed", "tag": frame.words["tag"], "what": what})
+
+    def _name(self, rank: int, words: dict[str, Any]) -> None:
+        with self._changed:
+            arrival = self._arrivals.get((rank, words["tag"]))
+            if arrival is None:
+                return
+            if words["kind"] == "failed":
+                name = self.world.name(rank)
+                arrival.error = PeerError(f"{name} cannot send its rows: {words['what']}", name)
+            arrival.is_named = True
+            self._changed.notify_all()
+
+    def _lose(self, rank: int) -> None:
+        with self._changed:
+            for (other, _), arrival in self._arrivals.items():
+                if other == rank and not arrival.is_named:
+                    arrival.error = gone(self.world, rank)
+            self._changed.notify_all()
+        self.served.lose(rank)

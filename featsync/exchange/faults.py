@@ -1,0 +1,73 @@
+"""What other ranks failed with, and how their silence or end is put into words."""
+
+from __future__ import annotations
+
+import sys
+
+from featsync.errors import PeerError, PeerTimeoutError
+from featsync.world import World
+
+__all__ = ["Faults", "gone", "is_failing", "silent"]
+
+
+class Faults:
+    """Tells each iteration of what went wrong elsewhere since it began.
+
+    An error that a rank got over is no longer one when the next iteration begins.
+    """
+
+    def __init__(self) -> None:
+        self._faults: list[PeerError] = []
+        self._num_before: dict[int, int] = {}
+
+    def watch(self, session: int) -> None:
+        """An iteration begins."""
+        self._num_before[session] = len(self._faults)
+
+    def is_watched(self, session: int) -> bool:
+        """Whether an iteration began and is not over."""
+        return session in self._num_before
+
+    def forget(self, session: int) -> None:
+        """An iteration is over; takes no lock."""
+        self._num_before.pop(session, None)
+
+    def add(self, error: PeerError) -> None:
+        """Another rank's iteration ended with an error."""
+        self._faults.append(error)
+
+    def check(self, session: int) -> None:
+        """Raise the first fault since an iteration began.
+
+        Raises:
+            PeerError: The rank, and what it said.
+        """
+        before = self._num_before.get(session, len(self._faults))
+        if len(self._faults) > before:
+            raise self._faults[before]
+
+
+def gone(world: World, rank: int) -> PeerError:
+    """A rank's process has ended."""
+    name = world.name(rank)
+    return PeerError(
+        f"{name} has ended, and with it went the rows that it held. Look at its own error first.",
+        name,
+    )
+
+
+def silent(world: World, rank: int, timeout: float) -> PeerTimeoutError:
+    """A rank has given no sign of life for too long."""
+    name = world.name(rank)
+    return PeerTimeoutError(
+        f"{world.name(world.rank)} waited {timeout:g} s for rows of {name}, which gave no sign of "
+        "life. Look whether its process is stopped or its machine is reachable, or raise the "
+        "timeout of featsync.PartitionedFeature.",
+        name,
+    )
+
+
+def is_failing() -> bool:
+    """Whether this process, which is about to end, ends with an error."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)

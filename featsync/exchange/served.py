@@ -1,0 +1,118 @@
+"""What a rank serves: its parts of tables, and which rows others said they will want."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featsync.errors import PlanError
+from featsync.exchange.frames import Frame
+from featsync.exchange.id_code import decode
+from featsync.exchange.packing import packed_bytes, unpack
+from featsync.row_kind import RowKind
+
+__all__ = ["Served"]
+
+_Announced = list[tuple[int, NDArray[np.int64]]]
+
+
+@dataclass
+class Served:
+    """The owner's side of an exchange; used by the engine's thread, but for `add`.
+
+    Attributes:
+        tables: Own parts ``(num_rows, *row_shape)``, by number; equal numbers on all ranks mean
+            parts of one table.
+        rows_read: Rows gathered for other ranks so far.
+    """
+
+    tables: dict[int, torch.Tensor] = field(default_factory=dict)
+    rows_read: int = 0
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _announced: dict[tuple[int, int], dict[int, _Announced]] = field(default_factory=dict)
+
+    @property
+    def num_announced(self) -> int:
+        """Minibatches that were announced and neither ordered nor forgotten."""
+        return sum(len(batches) for batches in self._announced.values())
+
+    def new_number(self) -> int:
+        """Number a table that is about to be made; all ranks make theirs in the same order."""
+        return next(self._numbers)
+
+    def add(self, number: int, part: torch.Tensor) -> None:
+        """Serve one more part, from before any rank can ask for its rows."""
+        self.tables[number] = part
+
+    def announce(self, rank: int, frame: Frame) -> None:
+        """Note which rows a rank will want for one of its minibatches."""
+        words, numbers, start = frame.words, frame.numbers, 0
+        parts: _Announced = []
+        for number, num_ids, code, num_bytes in words["parts"]:
+            parts.append((number, decode(code, numbers[start : start + num_bytes], num_ids)))
+            start += num_bytes
+        batches = self._announced.setdefault((rank, words["session"]), {})
+        batches[words["batch"]] = parts
+
+    def gather(self, rank: int, frame: Frame, buffer: torch.Tensor) -> None:
+        """Put rows that were announced into a buffer, but for those the rank has by now.
+
+        Args:
+            rank: Who ordered.
+            frame: The order: for each part a bit an id, or all of them.
+            buffer: ``(num_bytes,)``, as many bytes as the order says.
+
+        Raises:
+            PlanError: They were not announced, or are not as many as ordered.
+        """
+        words = frame.words
+        batches: Mapping[int, Any] = self._announced.get((rank, words["session"]), {})
+        if words["batch"] not in batches:
+            raise PlanError(
+                f"rows of minibatch {words['batch']} were ordered but not announced: please "
+                "report it"
+            )
+        parts = self._announced[rank, words["session"]].pop(words["batch"])
+        wanted = list(_masked(parts, words["masks"], frame.numbers))
+        tables = [self.tables[number] for number, _ in wanted]
+        kinds = [RowKind(tuple(table.shape[1:]), table.dtype) for table in tables]
+        counts = [len(rows) for _, rows in wanted]
+        if packed_bytes(counts, kinds) != buffer.numel():
+            raise PlanError(
+                f"{buffer.numel()} bytes were ordered where {counts} rows of {kinds} are "
+                f"{packed_bytes(counts, kinds)}: please report it"
+            )
+        targets = unpack(buffer, counts, kinds)
+        for table, (_, rows), target in zip(tables, wanted, targets, strict=True):
+            if target.numel():
+                torch.index_select(table, 0, torch.from_numpy(rows), out=target)
+            self.rows_read += len(rows)
+
+    def forget(self, rank: int, session: int) -> None:
+        """Drop what a loader's iteration announced: it is over."""
+        self._announced.pop((rank, session), None)
+
+    def lose(self, rank: int) -> None:
+        """Drop all that a rank announced: it is gone."""
+        for key in [key for key in self._announced if key[0] == rank]:
+            del self._announced[key]
+
+
+def _masked(parts: _Announced, masks: list[int | None], numbers: NDArray[np.uint8]) -> _Announced:
+    """Leave out the rows whose bit is not set."""
+    wanted: _Announced = []
+    start = 0
+    for (number, rows), num_bytes in zip(parts, masks, strict=True):
+        if num_bytes is None:
+            wanted.append((number, rows))
+            continue
+        bits = np.unpackbits(numbers[start : start + num_bytes], count=len(rows))
+        wanted.append((number, rows[bits.view(bool)]))
+        start += num_bytes
+    return wanted

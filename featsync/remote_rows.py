@@ -1,0 +1,207 @@
+"""Rows of partitioned tables for one iteration of a loader.
+
+::
+
+    minibatch known    announce: whose rows are these?  ─▶ the owners hear of it
+    its turn           fetch: ask ─ read own rows ─ put the others' in place
+
+Looking whose a row is costs about 50 ns, so it happens on the worker's thread, as soon as the ids
+are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featsync.exchange.engine import Engine
+from featsync.exchange.split import RowsOfRank, split_by_rank
+from featsync.move import Gather, Move
+from featsync.partitioned_table import PartitionedTable
+from featsync.plan import FeatureKey, Fetch, Want
+from featsync.routes import Route
+from featsync.transports import TRANSPORTS, Landing, Pull, Transport
+
+__all__ = ["Delivery", "RemoteRows"]
+
+_Way = tuple[str, Engine]
+
+
+class Delivery(NamedTuple):
+    """Where the rows of one feature go.
+
+    Attributes:
+        fetch: Which of them are not cached.
+        target: ``(num_rows, *row_shape)``, the delivered tensor.
+    """
+
+    fetch: Fetch
+    target: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Split:
+    """One feature's wanted rows of one minibatch."""
+
+    table: PartitionedTable
+    own: RowsOfRank | None
+    others: Sequence[tuple[_Way, Pull]]
+
+
+class RemoteRows:
+    """Splits wanted rows by owner and has transports bring those of other ranks.
+
+    Args:
+        tables: The partitioned tables of the loader.
+        routes: Of each of them, how other ranks' rows come.
+    """
+
+    def __init__(
+        self, tables: Mapping[FeatureKey, PartitionedTable], routes: Mapping[FeatureKey, Route]
+    ) -> None:
+        # What is read as a whole needs no looking, but its ranks are in this together all the same.
+        self._tables = {key: t for key, t in tables.items() if routes[key].table is t}
+        self._routes = dict(routes)
+        engines = [table.parts.engine for table in tables.values()]
+        self._sessions = {e: e.open_session() for e in dict.fromkeys(engines) if e is not None}
+        self._transports: dict[_Way, Transport] = {}
+        for key, table in self._tables.items():
+            for name in self._routes[key].by_rank.values():
+                way = self._way(table, name)
+                if way not in self._transports:
+                    engine = way[1]
+                    self._transports[way] = TRANSPORTS[name](engine, self._sessions[engine])
+        self._splits: dict[int, dict[FeatureKey, _Split]] = {}
+
+    @property
+    def keys(self) -> frozenset[FeatureKey]:
+        """The features that are brought from here; the others are read as a whole."""
+        return frozenset(self._tables)
+
+    def check(self) -> None:
+        """Raise what another rank failed with during this iteration.
+
+        Raises:
+            PeerError: That rank, and what it said.
+        """
+        for engine, session in self._sessions.items():
+            engine.faults.check(session)
+
+    def fail(self, error: Exception) -> None:
+        """Tell the other ranks that this iteration ended with an error."""
+        for engine in self._sessions:
+            engine.fail(error)
+
+    def announce(self, batch: int, wants: Mapping[FeatureKey, Want]) -> None:
+        """Split the wanted rows of a minibatch, and tell the owners; on the worker's thread.
+
+        Raises:
+            FeatureError: An id lies outside its table.
+        """
+        splits = {key: self._split(key, wants[key]) for key in self._tables if key in wants}
+        self._splits[batch] = splits
+        for way, transport in self._transports.items():
+            pulls = [pull for _, pull in _of_way(splits, way)]
+            if pulls:
+                transport.announce(batch, pulls)
+
+    def fetch(self, batch: int, deliveries: Mapping[FeatureKey, Delivery]) -> list[Move]:
+        """Make the moves that bring an announced minibatch's rows, in the order to be done.
+
+        Args:
+            batch: The minibatch.
+            deliveries: One for each feature that it wants.
+        """
+        splits = self._splits.pop(batch)
+        masks = {key: _mask(delivery.fetch) for key, delivery in deliveries.items()}
+        first: list[Move] = []
+        last: list[Move] = []
+        for way, transport in self._transports.items():
+            landings = [
+                Landing(pull, _taken(masks[key], pull.positions), deliveries[key].target)
+                for key, pull in _of_way(splits, way)
+            ]
+            if landings:
+                fetches = transport.fetch(batch, landings)
+                first += fetches.first
+                last += fetches.last
+        own = [
+            _own_rows(split, masks[key], deliveries[key].target)
+            for key, split in splits.items()
+            if split.own is not None
+        ]
+        return [*first, *own, *last]
+
+    def num_of_others(
+        self, batch: int, deliveries: Mapping[FeatureKey, Delivery]
+    ) -> dict[FeatureKey, int]:
+        """Rows of each feature that come from other ranks; ask before `fetch`."""
+        masks = {key: _mask(delivery.fetch) for key, delivery in deliveries.items()}
+        counts = dict.fromkeys(deliveries, 0)
+        for key, split in self._splits[batch].items():
+            for _, pull in split.others:
+                mask = _taken(masks[key], pull.positions)
+                counts[key] += len(pull.positions) if mask is None else int(mask.sum())
+        return counts
+
+    def close(self) -> None:
+        """The iteration is over; takes no lock and does not wait."""
+        for engine, session in self._sessions.items():
+            engine.close_session(session)
+
+    def _split(self, key: FeatureKey, want: Want) -> _Split:
+        table, route = self._tables[key], self._routes[key]
+        own = None
+        others = []
+        for part in split_by_rank(str(key), want.ids, table.parts.partition):
+            if part.rank == table.parts.rank:
+                own = part
+            else:
+                pull = Pull(table, part.rank, part.rows, part.positions)
+                others.append((self._way(table, route.by_rank[part.rank]), pull))
+        return _Split(table, own, others)
+
+    @staticmethod
+    def _way(table: PartitionedTable, name: str) -> _Way:
+        if table.parts.engine is None:
+            raise ValueError(f"{table.key} has rows of other ranks, but there is one rank only")
+        return name, table.parts.engine
+
+
+def _of_way(splits: Mapping[FeatureKey, _Split], way: _Way) -> list[tuple[FeatureKey, Pull]]:
+    """The pulls that one transport brings, in an order that is the same every time."""
+    return [(key, pull) for key, split in splits.items() for w, pull in split.others if w == way]
+
+
+def _mask(fetch: Fetch) -> NDArray[np.bool_] | None:
+    """``(num_rows,)``: which wanted rows come from home; ``None``: all."""
+    if fetch.home_positions is None:
+        return None
+    mask = np.zeros(fetch.num_rows, np.bool_)
+    mask[fetch.home_positions.numpy()] = True
+    return mask
+
+
+def _taken(
+    mask: NDArray[np.bool_] | None, positions: NDArray[np.int64]
+) -> NDArray[np.bool_] | None:
+    return None if mask is None else mask[positions]
+
+
+def _own_rows(split: _Split, mask: NDArray[np.bool_] | None, target: torch.Tensor) -> Gather:
+    own, parts = split.own, split.table.parts
+    if own is None:
+        raise ValueError("this rank holds none of the rows")
+    taken = slice(None) if mask is None else mask[own.positions]
+    return Gather(
+        str(split.table.key),
+        parts.readable[parts.rank],
+        torch.from_numpy(own.rows[taken]),
+        target,
+        torch.from_numpy(own.positions[taken]),
+    )

@@ -1,0 +1,75 @@
+"""Which transport brings the rows of which rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from featsync.partitioned_table import PartitionedTable
+from featsync.table import TensorTable
+from featsync.transports import TRANSPORTS
+
+__all__ = ["Route", "route_of"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How this rank gets at the rows of one table.
+
+    Attributes:
+        by_rank: For each other rank that holds rows the name of a transport.
+        table: What to read: an ordinary table where this machine's memory holds all rows in order
+            of their ids, so that nobody has to look whose they are.
+        why: The reason, in words.
+    """
+
+    by_rank: Mapping[int, str]
+    table: TensorTable | PartitionedTable
+    why: str
+
+    @property
+    def transport(self) -> str:
+        """The transports in use, for people; ``local`` if there are none."""
+        return "+".join(sorted(set(self.by_rank.values()))) or "local"
+
+
+def route_of(table: PartitionedTable, transport: str) -> Route:
+    """Choose transports.
+
+    Args:
+        table: The table.
+        transport: ``auto``, or a name of `TRANSPORTS`, which is used for all ranks that it
+            reaches; ranks on other machines are always asked by ``p2p``.
+    """
+    parts = table.parts
+    others = [r for r, size in enumerate(parts.partition.sizes) if size and r != parts.rank]
+    wanted, why = transport, "asked for"
+    if transport == "auto":
+        wanted, why = _cheapest(table, others)
+    by_rank = {
+        rank: wanted if TRANSPORTS[wanted].reaches(table, rank) else "p2p" for rank in others
+    }
+    reads_all = all(name == "shared_memory" for name in by_rank.values())
+    whole = parts.whole
+    if whole is not None and reads_all:
+        table_of_host = TensorTable(table.key, lambda: whole, parts.segment)
+        return Route(
+            by_rank,
+            table_of_host,
+            f"{why}; all parts lie in this machine's memory, in order of their ids",
+        )
+    how = ", ".join(f"rank {rank} by {name}" for rank, name in by_rank.items())
+    return Route(by_rank, table, f"{how or 'this rank holds all rows'}: {why}")
+
+
+def _cheapest(table: PartitionedTable, others: Sequence[int]) -> tuple[str, str]:
+    """What the profile says of the transports that reach some other rank."""
+    engine = table.parts.engine
+    names = [
+        name
+        for name, transport in TRANSPORTS.items()
+        if any(transport.reaches(table, rank) for rank in others)
+    ]
+    if engine is None or not names:
+        return "shared_memory", "nobody to ask"
+    return engine.profile.cheapest(names, table.kind.num_bytes)

@@ -1,0 +1,126 @@
+"""Transport ``p2p``: the owner's engine sends rows, one message a rank and minibatch.
+
+Two-sided, for ranks on any machine. Ids travel ahead, as soon as they are known; a short order
+later says when, and which of them have been cached meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from featsync.exchange.arrival import Arrival
+from featsync.exchange.engine import Engine
+from featsync.exchange.id_code import encode
+from featsync.exchange.packing import packed_bytes, unpack
+from featsync.move import Call
+from featsync.partitioned_table import PartitionedTable
+from featsync.pool import Pool
+from featsync.row_kind import RowKind
+from featsync.transports.contract import Fetches, Landing, Pull, Transport
+
+__all__ = ["PointToPoint"]
+
+
+class PointToPoint(Transport):
+    """Orders rows from their owners' engines."""
+
+    def __init__(self, engine: Engine, session: int) -> None:
+        super().__init__(engine, session)
+        self._blocks = Pool()
+
+    @staticmethod
+    def reaches(table: PartitionedTable, rank: int) -> bool:
+        """Every other rank of the group."""
+        return rank != table.parts.rank
+
+    def announce(self, batch: int, pulls: Sequence[Pull]) -> None:
+        """Send the ids to their owners."""
+        for rank, of_rank in _by_rank(pulls):
+            coded = [(pull, *encode(pull.rows)) for pull in of_rank]
+            parts = [
+                [pull.table.parts.number, len(pull.rows), code, len(data)]
+                for pull, code, data in coded
+            ]
+            self.engine.tell(
+                rank,
+                {"kind": "announce", "session": self.session, "batch": batch, "parts": parts},
+                [data for _, _, data in coded],
+            )
+
+    def fetch(self, batch: int, landings: Sequence[Landing]) -> Fetches:
+        """Make the moves: order from all ranks, and later take what each of them sends."""
+        orders = [_Order(self, self._blocks, rank, of_rank) for rank, of_rank in _by_rank(landings)]
+        what = ", ".join(dict.fromkeys(str(landing.pull.table.key) for landing in landings))
+        return Fetches(
+            [Call(what, lambda order=order: order.post(batch)) for order in orders],  # type: ignore[misc]
+            [Call(what, order.land) for order in orders],
+        )
+
+
+class _Order:
+    """Rows of one rank for one minibatch.
+
+    Args:
+        transport: Who orders them.
+        blocks: Memory for what comes.
+        rank: Who holds them.
+        landings: Where they go, in the order in which they were announced.
+    """
+
+    def __init__(
+        self, transport: PointToPoint, blocks: Pool, rank: int, landings: Sequence[Landing]
+    ) -> None:
+        self._engine, self._session = transport.engine, transport.session
+        self._blocks = blocks
+        self._rank = rank
+        self._landings = landings
+        self._arrival: Arrival | None = None
+
+    def post(self, batch: int) -> None:
+        """Ask for the rows; does not wait."""
+        num_bytes = packed_bytes(*self._layout())
+        # Of nothing nobody hears: the owner forgets what was announced when the iteration ends. If
+        # that is over already, the loop was left, and the owner has forgotten.
+        if num_bytes == 0 or not self._engine.is_open(self._session):
+            return
+        masks = [None if one.mask is None else np.packbits(one.mask) for one in self._landings]
+        words: dict[str, Any] = {
+            "kind": "order",
+            "session": self._session,
+            "batch": batch,
+            "masks": [None if mask is None else len(mask) for mask in masks],
+        }
+        buffer = self._blocks.take((num_bytes,), torch.uint8)
+        given = [mask for mask in masks if mask is not None]
+        self._arrival = self._engine.ask(self._rank, words, given, buffer)
+
+    def land(self) -> None:
+        """Wait for the rows and put them in place."""
+        if self._arrival is None:
+            return
+        self._engine.wait(self._arrival, self._session)
+        views = unpack(self._arrival.buffer, *self._layout())
+        for landing, rows in zip(self._landings, views, strict=True):
+            target = landing.target
+            positions = torch.from_numpy(landing.positions)
+            target.index_copy_(0, positions.to(target.device), rows.to(target.device))
+        self._arrival = None
+
+    def _layout(self) -> tuple[list[int], list[RowKind]]:
+        counts = [len(landing.rows) for landing in self._landings]
+        return counts, [landing.pull.table.kind for landing in self._landings]
+
+
+def _by_rank(wanted: Sequence[Any]) -> list[tuple[int, list[Any]]]:
+    """Group pulls or landings by who holds the rows; the same order on both sides."""
+
+    def rank_of(one: Any) -> int:
+        return (one if isinstance(one, Pull) else one.pull).rank
+
+    ordered = sorted(wanted, key=rank_of)
+    return [(rank, list(group)) for rank, group in itertools.groupby(ordered, key=rank_of)]

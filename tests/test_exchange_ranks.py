@@ -1,0 +1,257 @@
+"""Rows between ranks, without any host: right values, and what happens when a rank goes wrong."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import queue
+import signal
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from featsync.device import CpuDevice
+from featsync.errors import PeerError, PeerTimeoutError
+from featsync.exchange.engines import engine_of
+from featsync.partition import as_partition
+from featsync.partitioned_table import PartitionedTable
+from featsync.parts import bring_together
+from featsync.plan import FeatureKey, Fetch, Want
+from featsync.remote_rows import Delivery, RemoteRows
+from featsync.routes import route_of
+from featsync.transports import TRANSPORTS
+from support.ranks import run_ranks
+
+pytestmark = pytest.mark.multirank
+
+NUM_ROWS = 500
+KEYS = [FeatureKey("node", None, name) for name in ("wide", "narrow")]
+
+
+def whole_tables():
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(NUM_ROWS, 40, generator=generator)
+    return {KEYS[0]: wide, KEYS[1]: torch.arange(NUM_ROWS, dtype=torch.int16)}
+
+
+def tables_of(rank, num_ranks, how, timeout=20.0):
+    engine = engine_of(None, timeout)
+    tables = {}
+    for key, whole in whole_tables().items():
+        owners = np.random.default_rng(len(key.name)).integers(0, num_ranks, NUM_ROWS)
+        partition = torch.from_numpy(np.sort(owners) if how == "runs" else owners)
+        own = torch.from_numpy(as_partition(partition, num_ranks).rows_of(rank))
+        tables[key] = PartitionedTable(key, bring_together(whole[own], partition, engine, timeout))
+    return engine, tables
+
+
+class Reader:
+    """Announces and fetches minibatches of random ids, and compares."""
+
+    def __init__(self, tables, transport):
+        routes = {key: route_of(table, transport) for key, table in tables.items()}
+        self.rows = RemoteRows(tables, routes)
+        self.wanted = {}
+
+    def announce(self, batch, seed, num_rows=300):
+        generator = torch.Generator().manual_seed(seed)
+        ids = {key: torch.randint(0, NUM_ROWS, (num_rows,), generator=generator) for key in KEYS}
+        self.wanted[batch] = ids
+        self.rows.announce(batch, {key: Want((i,)) for key, i in ids.items()})
+
+    def fetch(self, batch, every=1):
+        """Take every so-many-th row; the others are as if cached. Returns rows of other ranks."""
+        ids = self.wanted.pop(batch)
+        deliveries = {}
+        for key, whole in whole_tables().items():
+            target = torch.zeros((len(ids[key]), *whole.shape[1:]), dtype=whole.dtype)
+            positions = torch.arange(0, len(ids[key]), every)
+            fetch = Fetch(len(ids[key])) if every == 1 else Fetch(len(ids[key]), positions)
+            deliveries[key] = Delivery(fetch, target)
+        num_of_others = self.rows.num_of_others(batch, deliveries)
+        CpuDevice().execute(self.rows.fetch(batch, deliveries))
+        for key, whole in whole_tables().items():
+            wanted = torch.zeros_like(deliveries[key].target)
+            wanted[::every] = whole[ids[key][::every]]
+            assert torch.equal(deliveries[key].target, wanted)
+        return sum(num_of_others.values())
+
+
+def read_at_their_own_pace(rank, num_ranks):
+    """Each rank as many minibatches as it likes, announced as far ahead as it likes."""
+    sent = {}
+    for how in ("runs", "mixed"):
+        engine, tables = tables_of(rank, num_ranks, how)
+        for transport in TRANSPORTS:
+            before = engine.served.rows_read
+            dist.barrier()  # nobody asks before everybody has looked
+            reader = Reader(tables, transport)
+            num_minibatches, ahead = 4 + 3 * rank, 1 + 2 * rank
+            for batch in range(num_minibatches + ahead):
+                if batch < num_minibatches:
+                    reader.announce(batch, seed=100 * rank + batch)
+                if batch >= ahead:
+                    sent[how, transport] = sent.get((how, transport), 0) + reader.fetch(
+                        batch - ahead, every=1 + batch % 3
+                    )
+            reader.rows.close()
+            dist.barrier()
+            sent[how, transport] = (sent[how, transport], engine.served.rows_read - before)
+    return sent
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_rows_arrive_and_as_many_are_sent_as_are_received(num_ranks):
+    results = run_ranks(read_at_their_own_pace, num_ranks, num_ranks, timeout_s=90)
+
+    for how in ("runs", "mixed"):
+        received, read = (sum(part) for part in zip(*(r[how, "p2p"] for r in results), strict=True))
+        assert received == read > 0
+        # Out of shared memory rows are copied by whoever wants them, not sent.
+        received, read = (
+            sum(part) for part in zip(*(r[how, "shared_memory"] for r in results), strict=True)
+        )
+        assert read == 0 < received
+
+
+def read_in_threads(rank, num_ranks):
+    """Several loaders at once over one engine: rows do not get mixed up."""
+    import threading
+
+    _, tables = tables_of(rank, num_ranks, "mixed")
+    failures = []
+
+    def work(number):
+        try:
+            reader = Reader(tables, "p2p")
+            for batch in range(30):
+                reader.announce(batch, seed=1000 * rank + 100 * number + batch, num_rows=50)
+                reader.fetch(batch)
+            reader.rows.close()
+        except BaseException as error:  # noqa: BLE001 - reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [repr(failure) for failure in failures]
+
+
+def test_loaders_of_several_threads_share_an_engine():
+    assert run_ranks(read_in_threads, 2, 2, timeout_s=60) == [[], []]
+
+
+# One rank goes wrong
+
+
+def victim_and_witness(rank, store_file, reports, what):
+    """Rank 1 stops serving in some way; rank 0 says what it saw, and how long it took."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store_file}", rank=rank, world_size=2,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    _, tables = tables_of(rank, 2, "mixed", timeout=3.0)
+    reader = Reader(tables, "p2p")
+    reader.announce(0, seed=rank)
+    reader.fetch(0)
+    dist.barrier()
+    if rank == 1:
+        reports.put(("pid", os.getpid()))
+        time.sleep(60)
+        return
+    reader.announce(1, seed=1)
+    reports.put(("ready", None))
+    while not Path(f"{store_file}.{what}").exists():
+        time.sleep(0.01)
+    start = time.monotonic()
+    try:
+        for batch in range(1, 200):
+            reader.announce(batch + 1, seed=batch)
+            reader.fetch(batch)
+            time.sleep(0.01)
+        seen = None
+    except PeerError as error:
+        seen = (type(error), error.peer, str(error))
+    reports.put(("seen", (seen, time.monotonic() - start)))
+
+
+def watch(what, act):
+    """Start two ranks, do something to rank 1, and tell what rank 0 saw."""
+    context = mp.get_context("spawn")
+    reports, found = context.Queue(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"{folder}/store"
+        ranks = [
+            context.Process(target=victim_and_witness, args=(rank, store, reports, what))
+            for rank in range(2)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            while "seen" not in found:
+                try:
+                    name, value = reports.get(timeout=40)
+                except queue.Empty:
+                    pytest.fail(f"rank 0 saw nothing; so far {found}")
+                found[name] = value
+                if {"pid", "ready"} <= found.keys() and not Path(f"{store}.{what}").exists():
+                    act(found["pid"])
+                    Path(f"{store}.{what}").touch()
+            ranks[0].join(20)
+            assert ranks[0].exitcode == 0
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+    return found["seen"]
+
+
+def test_a_killed_rank_is_named_at_once():
+    (kind, peer, words), seconds = watch("killed", lambda pid: os.kill(pid, signal.SIGKILL))
+
+    assert (kind, peer) == (PeerError, "rank 1")
+    assert "rank 1 has ended, and with it went the rows that it held" in words
+    assert seconds < 10
+
+
+def test_a_rank_that_gives_no_sign_of_life_is_named_after_the_timeout():
+    (kind, peer, words), seconds = watch("stopped", lambda pid: os.kill(pid, signal.SIGSTOP))
+
+    assert (kind, peer) == (PeerTimeoutError, "rank 1")
+    assert "rank 0 waited 3 s for rows of rank 1, which gave no sign of life" in words
+    assert seconds < 30
+
+
+def nothing_is_left(rank, num_ranks):
+    """Threads, descriptors and segments after many iterations are those after the first."""
+    _, tables = tables_of(rank, num_ranks, "mixed")
+    counts = []
+    for turn in range(12):
+        reader = Reader(tables, "p2p")
+        for batch in range(4):
+            reader.announce(batch, seed=batch)
+        for batch in range(4 if turn % 2 else 2):  # left early every other time
+            reader.fetch(batch)
+        reader.rows.close()
+        dist.barrier()
+        counts.append(len(list(Path("/proc/self/fd").iterdir())))
+    engine = next(iter(tables.values())).parts.engine
+    deadline = time.monotonic() + 10
+    while engine.served.num_announced and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return counts[1], counts[-1], engine.served.num_announced
+
+
+def test_iterations_leave_nothing_behind_even_when_left_early():
+    for first, last, announced in run_ranks(nothing_is_left, 2, 2, timeout_s=60):
+        assert last <= first
+        assert announced == 0
