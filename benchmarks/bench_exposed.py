@@ -12,6 +12,8 @@ features of the same round; the interval is a bootstrap over rounds (90 %).
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,30 +108,45 @@ def shares(cost: np.ndarray, stock: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and measure, each setting in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--setting", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--smoke", action="store_true", help="a tiny size, to see that it runs")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     settings = ((0, "1", 0.1),) if args.smoke else SETTINGS
     rounds, overrides = (2, TINY) if args.smoke else (args.rounds, ())
+    if args.setting is not None:
+        torch.set_num_threads(1)
+        print(json.dumps(measure(*settings[args.setting], rounds, overrides)))
+        return
     rows = []
-    for setting in settings:
-        num_workers, step, _ = setting
-        row = measure(*setting, rounds, overrides)
-        rows.append(row)
-        print(f"{num_workers} loader workers, step {step} ms, wrong rows {row['wrong_rows']}")
-        for name, share in row["share_of_stock"].items():
-            print(
-                f"  {name:20} exposed {row['exposed_s'][name]:.3f} s an epoch, of stock's "
-                f"{share['all']:.3f} ({share['low']:.3f} to {share['high']:.3f})",
-                flush=True,
-            )
+    for number in range(len(settings)):
+        # Loader workers of one setting stay until their loaders are collected, beside the next.
+        command = [sys.executable, __file__, "--setting", str(number), "--rounds", str(rounds)]
+        done = subprocess.run(
+            [*command, *(["--smoke"] if args.smoke else [])], stdout=subprocess.PIPE, check=True
+        )
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        report(rows[-1])
     write_json(args.json, rows)
     if any(row["wrong_rows"] for row in rows):
         sys.exit("wrong rows")
+
+
+def report(row: dict[str, Any]) -> None:
+    """Print what one setting gave."""
+    print(
+        f"{row['num_workers']} loader workers, step {row['step']} ms, {row['minibatches']} "
+        f"minibatches, wrong rows {row['wrong_rows']}"
+    )
+    for name, share in row["share_of_stock"].items():
+        print(
+            f"  {name:20} exposed {row['exposed_s'][name]:.3f} s an epoch, of stock's "
+            f"{share['all']:.3f} ({share['low']:.3f} to {share['high']:.3f})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ leave in the same way::
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def bring_together(
     if problem is None:
         engine.served.add(number, readable[world.rank])
     agree(world, "fill parts in", None, problem, timeout)
-    return Parts(
+    parts = Parts(
         table,
         _kind(local_rows),
         world.rank,
@@ -85,6 +86,9 @@ def bring_together(
         engine,
         number,
     )
+    # The others may want rows of this part for longer than this rank wants theirs.
+    weakref.finalize(parts, engine.drop, number).atexit = False
+    return parts
 
 
 def _understood(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import queue
@@ -26,6 +27,7 @@ from featsync.plan import FeatureKey, Fetch, Want
 from featsync.remote_rows import Delivery, RemoteRows
 from featsync.routes import route_of
 from featsync.transports import TRANSPORTS
+from support.processes import open_descriptors, wait_until
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.multirank
@@ -231,6 +233,33 @@ def test_a_rank_that_gives_no_sign_of_life_is_named_after_the_timeout():
     assert seconds < 30
 
 
+def tables_that_nobody_wants_any_more(rank, num_ranks):
+    """A part is kept until the last rank has dropped the table."""
+    engine, kept = tables_of(rank, num_ranks, "mixed")
+    counts = []
+    for turn in range(3):
+        _, tables = tables_of(rank, num_ranks, "mixed")
+        reader = Reader(tables, "p2p")
+        if turn == 1 and rank == 1:
+            dist.barrier()  # rank 0 has dropped its tables by now
+        reader.announce(0, seed=rank)
+        reader.fetch(0)
+        reader.rows.close()
+        del reader, tables
+        gc.collect()
+        if turn == 1 and rank == 0:
+            dist.barrier()
+        dist.barrier()
+        assert wait_until(lambda: len(engine.served.tables) == len(kept))
+        counts.append(open_descriptors())
+    return counts
+
+
+def test_tables_are_let_go_when_no_rank_wants_them_any_more():
+    for counts in run_ranks(tables_that_nobody_wants_any_more, 2, 2, timeout_s=60):
+        assert counts[-1] <= counts[0]
+
+
 def nothing_is_left(rank, num_ranks):
     """Threads, descriptors and segments after many iterations are those after the first."""
     _, tables = tables_of(rank, num_ranks, "mixed")
@@ -245,9 +274,7 @@ def nothing_is_left(rank, num_ranks):
         dist.barrier()
         counts.append(len(list(Path("/proc/self/fd").iterdir())))
     engine = next(iter(tables.values())).parts.engine
-    deadline = time.monotonic() + 10
-    while engine.served.num_announced and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not engine.served.num_announced)
     return counts[1], counts[-1], engine.served.num_announced
 
 

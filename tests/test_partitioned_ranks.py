@@ -64,7 +64,7 @@ def settings_of_ways():
         itertools.product((1, 3, 8), (0, 0.3), [name for name in WORKERS if name != "process"])
     )
     for how, transport in itertools.product(PARTITIONS, WAYS):
-        for lookahead, device_cache, worker in itertools.islice(others, 5):
+        for lookahead, device_cache, worker in itertools.islice(others, 3):
             yield (
                 how,
                 {

@@ -8,6 +8,7 @@ Read in this order::
     frames        messages between two ranks
     links         connections to all ranks, which tell of every death
     served        the owner's side: what was announced, rows out of the table
+    sender        what was ordered, posted
     arrival       the other side: what was asked for
     faults        errors of other ranks
     engine        the thread that serves, and the waiting for what was asked

@@ -24,7 +24,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from datetime import timedelta
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -33,13 +32,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from featsync.errors import FeatsyncError, PeerError
+from featsync.errors import PeerError
 from featsync.exchange.arrival import Arrival
 from featsync.exchange.faults import Faults, gone, is_failing, silent
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
+from featsync.exchange.sender import Sender, time_limit
 from featsync.exchange.served import Served
-from featsync.pool import Pool
 from featsync.profile import Profile
 from featsync.world import World
 
@@ -47,10 +46,8 @@ __all__ = ["Engine"]
 
 _LOG = logging.getLogger(__name__)
 _TAGS = 1 << 30
-_MAX_SENDS = 2  # to one rank, not waited for
 _LOOK_S = 0.5
 _FLUSH_S = 2.0
-_SLOWEST_LINK = 1e6  # bytes a second
 _EXIT_PRIORITY = 10
 
 
@@ -88,9 +85,9 @@ class Engine:
         self._arrivals: dict[tuple[int, int], Arrival] = {}
         self._next_tag = dict.fromkeys(links.ranks, 0)
         self._sessions = itertools.count()
+        self._dropped: deque[int] = deque()
         self._left: set[int] = set()
-        self._blocks = Pool()
-        self._sends: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
+        self._sender = Sender(world, links, group, self.served, timeout)
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="featsync-engine", daemon=True)
         self._thread.start()
@@ -112,6 +109,12 @@ class Engine:
         self.faults.forget(session)
         for rank in self._links.ranks:
             self._links.send(rank, {"kind": "forget", "session": session})
+
+    def drop(self, number: int) -> None:
+        """This rank will ask for no more rows of a table; takes no lock."""
+        self._dropped.append(number)
+        for rank in self._links.ranks:
+            self._links.send(rank, {"kind": "drop", "number": number})
 
     def fail(self, error: Exception) -> None:
         """Tell the other ranks that an iteration of this one ended with an error."""
@@ -179,7 +182,7 @@ class Engine:
         if arrival.error is not None:
             raise arrival.error
         try:
-            arrival.work.wait(self._limit(arrival.buffer))
+            arrival.work.wait(time_limit(self.timeout, arrival.buffer))
         except RuntimeError as error:
             if self._links.is_open(arrival.rank):
                 raise silent(self.world, arrival.rank, self.timeout) from error
@@ -222,11 +225,13 @@ class Engine:
 
     def _run(self) -> None:
         while not self._is_over:
+            while self._dropped:
+                self.served.drop(self._dropped.popleft(), self.world.rank, self.world.size)
             for rank, frame in self._links.poll(None):
                 try:
                     self._handle(rank, frame)
                 except Exception as error:  # noqa: BLE001 - the thread lives on, the rank is told
-                    self._refuse(rank, frame, error)
+                    self._sender.refuse(rank, frame, error)
         with contextlib.suppress(OSError, ValueError):
             self._links.flush(_FLUSH_S)
         self._links.close()
@@ -238,9 +243,11 @@ class Engine:
         elif kind == "announce":
             self.served.announce(rank, frame)
         elif kind == "order":
-            self._send_rows(rank, frame)
+            self._sender.send(rank, frame)
         elif kind == "forget":
             self.served.forget(rank, frame.words["session"])
+        elif kind == "drop":
+            self.served.drop(frame.words["number"], rank, self.world.size)
         elif kind == "ping":
             self._links.send(rank, {"kind": "pong"})
         elif kind in ("sent", "failed"):
@@ -254,30 +261,6 @@ class Engine:
             with self._changed:
                 self._left.add(rank)
                 self._changed.notify_all()
-
-    def _send_rows(self, rank: int, frame: Frame) -> None:
-        words = frame.words
-        sends = self._sends.setdefault(rank, deque())
-        while len(sends) >= _MAX_SENDS:
-            work, sent = sends.popleft()
-            work.wait(self._limit(sent))
-            del work  # before the tensor, so that nothing of C++ outlives Python's hold on it
-        buffer = self._blocks.take((words["num_bytes"],), torch.uint8)
-        self.served.gather(rank, frame, buffer)
-        sends.append((self._group.send([buffer], rank, words["tag"]), buffer))
-        self._links.send(rank, {"kind": "sent", "tag": words["tag"]})
-
-    def _limit(self, buffer: torch.Tensor) -> timedelta:
-        """How long rows may be under way: gloo ends its connections when it is over."""
-        return timedelta(seconds=self.timeout + buffer.numel() / _SLOWEST_LINK)
-
-    def _refuse(self, rank: int, frame: Frame | None, error: Exception) -> None:
-        """Say why an order is not carried out; whoever still waits for it raises that."""
-        if not isinstance(error, FeatsyncError):
-            _LOG.error("cannot serve %s", self.world.name(rank), exc_info=error)
-        if frame is not None and frame.words.get("kind") == "order":
-            what = str(error) if isinstance(error, FeatsyncError) else repr(error)
-            self._links.send(rank, {"kind": "failed", "tag": frame.words["tag"], "what": what})
 
     def _name(self, rank: int, words: dict[str, Any]) -> None:
         with self._changed:

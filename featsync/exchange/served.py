@@ -34,6 +34,7 @@ class Served:
 
     tables: dict[int, torch.Tensor] = field(default_factory=dict)
     rows_read: int = 0
+    _dropped_by: dict[int, set[int]] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _announced: dict[tuple[int, int], dict[int, _Announced]] = field(default_factory=dict)
 
@@ -49,6 +50,14 @@ class Served:
     def add(self, number: int, part: torch.Tensor) -> None:
         """Serve one more part, from before any rank can ask for its rows."""
         self.tables[number] = part
+
+    def drop(self, number: int, rank: int, num_ranks: int) -> None:
+        """A rank will ask for no more rows of a table; when none will, its memory is let go."""
+        ranks = self._dropped_by.setdefault(number, set())
+        ranks.add(rank)
+        if len(ranks) == num_ranks:
+            self.tables.pop(number, None)
+            del self._dropped_by[number]
 
     def announce(self, rank: int, frame: Frame) -> None:
         """Note which rows a rank will want for one of its minibatches."""
