@@ -14,8 +14,11 @@ Written for 2.1 (what the package index has), aware of what changed up to the ne
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -96,7 +99,9 @@ def metis_owners(graph: Any, num_parts: int) -> torch.Tensor:
         ("csc", (graph.csc_indptr.long(), graph.indices.long(), empty)),
         num_nodes=graph.total_num_nodes,
     )
-    owners: torch.Tensor = metis_partition_assignment(topology, num_parts)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore", ResourceWarning)  # DGL leaves /proc/self/status open
+        owners: torch.Tensor = metis_partition_assignment(topology, num_parts)
     return owners
 
 

@@ -78,6 +78,8 @@ def partition_nodes(graph: Any, num_parts: int, method: str = "metis") -> Partit
             f"partition_nodes: {num_parts} parts of {graph.total_num_nodes} nodes; there can be 1 "
             "to as many as there are nodes"
         )
+    if num_parts == 1:  # METIS divides by zero
+        return contiguous(graph.total_num_nodes, 1)
     return PARTITIONERS[method](graph, num_parts)
 
 
