@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -184,11 +185,14 @@ def test_list_keys_on_a_heterogeneous_graph_say_how_to_write_them(typed_folder):
         featsync.build(pipeline)
 
 
-SHIPPED = sorted((Path(__file__).parent.parent / "pipelines").glob("*.yaml"))
+PROJECT = Path(__file__).parent.parent
+SHIPPED = sorted((PROJECT / "pipelines").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_configurations_name_stages_and_features_that_there_are(path):
+def test_shipped_configurations_name_stages_and_features_that_there_are(path, monkeypatch):
+    monkeypatch.syspath_prepend(PROJECT)
+    importlib.import_module("pipelines.all_to_all")  # registers the stage of one of them
     from featsync.feature_keys import feature_keys
     from featsync.pipeline import bind_stages
 
