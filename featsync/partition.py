@@ -158,8 +158,8 @@ class OwnerPartition(Partition):
 
     @property
     def digest(self) -> object:
-        """Size, and a hash of the owners."""
-        return (self.num_rows, hashlib.blake2b(self._owners.tobytes(), digest_size=16).hexdigest())
+        """Sizes, and a hash of the owners."""
+        return (self.sizes, hashlib.blake2b(self._owners.tobytes(), digest_size=16).hexdigest())
 
     def __repr__(self) -> str:
         return f"OwnerPartition({self.num_rows} rows, {list(self.sizes)} by rank)"

@@ -5,8 +5,8 @@ method         who holds a node                                  rows of other r
 =============  ================================================  =========================
 contiguous     runs of equal length, in the order of ids         what the order happens to give
 hashed         a hash of its id                                  1 - 1/ranks: the worst, evenly
-metis          METIS by way of DGL: few edges between parts of   the fewest; takes a minute a
-               nearly equal size                                 10 million edges
+metis          METIS by way of DGL: few edges between parts of   the fewest
+               nearly equal size
 =============  ================================================  =========================
 
 METIS: Karypis and Kumar, A fast and high quality multilevel scheme for partitioning irregular

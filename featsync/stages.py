@@ -256,7 +256,8 @@ class Syncer(IterDataPipe[Any]):
         residencies = residencies_of(planner.sources, tables, planner.settings, self._mover)
         for key, route in routes.items():
             self.stats.features[key].transport = route.transport
-            self.stats.features[key].why += f"; {route.why}"
+            by_thread = route.table is split[key] and not self._mover.worker.runs_calls
+            self.stats.features[key].why += f"; {route.why}" + "; by a thread" * by_thread
         return Session(
             tables, residencies, self._mover, RemoteRows(split, routes) if split else None
         )

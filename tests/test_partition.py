@@ -40,10 +40,9 @@ def test_each_row_belongs_to_one_rank_which_numbers_its_rows_by_id(drawn):
 
 
 @given(partitions(), partitions())
-def test_digests_are_equal_for_equal_partitions_of_one_kind(one, other):
-    if type(one[0]) is type(other[0]):
-        is_same = one[1] == other[1] and one[0].sizes == other[0].sizes
-        assert (one[0].digest == other[0].digest) == is_same or one[1] == other[1]
+def test_digests_are_equal_for_equal_partitions_only(one, other):
+    is_same = (type(one[0]), one[1], one[0].sizes) == (type(other[0]), other[1], other[0].sizes)
+    assert (one[0].digest == other[0].digest) == is_same
 
 
 def test_a_list_is_taken_as_bounds_and_a_tensor_as_owners():

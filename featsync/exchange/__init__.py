@@ -19,6 +19,6 @@ of an order is the engine's from `Engine.ask` until `Engine.wait` returns. A sen
 engine's until the backend is through with it; it returns to a pool, and is never written before.
 
 Messages of one rank in one step, with R ranks of which all hold rows it wants and P tables: R - 1
-announcements and R - 1 orders of about 200 bytes, R - 1 answers, R - 1 messages of rows. Bytes: 1
+announcements and R - 1 short orders, R - 1 answers, R - 1 messages of rows. Bytes: 1
 to 4 an id (`id_code`), an eighth for each id where a cache is used, and the rows.
 """
