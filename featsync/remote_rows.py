@@ -5,8 +5,8 @@
     minibatch known    announce: whose rows are these?  ─▶ the owners hear of it
     its turn           fetch: ask ─ read own rows ─ put the others' in place
 
-Looking whose a row is costs 60 to 70 ns (300,000 ids, one core), so it happens on the worker's thread, as soon as the ids
-are known.
+Looking whose a row is costs 60 to 70 ns (300,000 ids, one core), so it happens on the worker's
+thread, as soon as the ids are known.
 """
 
 from __future__ import annotations
