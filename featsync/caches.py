@@ -7,7 +7,7 @@ loaders of one feature share them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -16,44 +16,77 @@ from featsync.cache_size import slots_of_tables
 from featsync.counts import FeatureStats
 from featsync.device import Device, free_bytes
 from featsync.errors import CapacityError
+from featsync.flights import Mover
+from featsync.host_cache.cache import HostCache
+from featsync.host_cache.opening import CacheFinder, num_slots_of_host
 from featsync.mapped import file_of
+from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey
 from featsync.pool import bytes_of, private_block, tensor_in
-from featsync.residency import CacheSettings, Residency
+from featsync.residency import CacheSettings, Residency, check_settings
 from featsync.segment import Segment
-from featsync.session import Mover
 from featsync.settings import PlannerSettings
 from featsync.sources import Sources
 from featsync.table import ForeignTable, RowTable, Table, TensorTable
 
 _CACHES = "_featsync_caches"
+_SHARED_CACHES = "_featsync_shared_caches"
 
 
-def residencies_of(
+class Caches(NamedTuple):
+    """The caches of a loader's features.
+
+    Attributes:
+        own: Of this rank.
+        shared: Of all ranks of this machine together.
+    """
+
+    own: dict[FeatureKey, Residency]
+    shared: dict[FeatureKey, HostCache]
+
+
+def caches_of(
     sources: Sources, tables: Mapping[FeatureKey, Table], settings: PlannerSettings, mover: Mover
-) -> dict[FeatureKey, Residency]:
+) -> Caches:
     """Find or make the cache of each feature, and note in the stats what was chosen.
 
     Raises:
-        ConfigError: More than there is to cache, or another loader wants the same cache otherwise.
+        ConfigError: More than there is to cache, or another loader or rank wants the same cache
+            otherwise.
         CapacityError: The memory is not there.
     """
     cachable = {k: table for k, table in tables.items() if not isinstance(table, ForeignTable)}
     slots = {} if settings.retention == "none" else slots_of_tables(settings.device_cache, cachable)
-    residencies = {}
+    caches = Caches({}, {})
     for key, table in tables.items():
         if not isinstance(table, ForeignTable) and slots.get(key):
-            residencies[key] = _residency(
-                sources.store,
-                table,
-                CacheSettings(slots[key], settings.retention, settings.lookahead),
-                settings,
-                mover,
-            )
+            wanted = CacheSettings(slots[key], settings.retention, settings.lookahead)
+            if settings.cache_scope == "host" and _has_neighbours(table):
+                caches.shared[key] = _shared(sources.store, table, wanted, settings)
+            else:
+                caches.own[key] = _residency(sources.store, table, wanted, settings, mover)
         _note(
             mover.stats.features.setdefault(key, FeatureStats()), table, slots.get(key, 0), settings
         )
-    return residencies
+    return caches
+
+
+def _has_neighbours(table: RowTable) -> TypeGuard[PartitionedTable]:
+    return isinstance(table, PartitionedTable) and len(table.parts.ranks_of_host) > 1
+
+
+def _shared(
+    store: Any, table: PartitionedTable, wanted: CacheSettings, settings: PlannerSettings
+) -> HostCache:
+    feature = feature_of(store, table.key)
+    finders: dict[FeatureKey, tuple[CacheSettings, CacheFinder]]
+    finders = feature.__dict__.setdefault(_SHARED_CACHES, {})
+    if table.key not in finders:
+        score = settings.score_of(table.key, table.num_rows)
+        finders[table.key] = wanted, CacheFinder(table, wanted, score)
+    found, finder = finders[table.key]
+    check_settings(table.key, found, wanted)
+    return finder.find()
 
 
 def _residency(
@@ -68,7 +101,7 @@ def _residency(
     caches = feature.__dict__.setdefault(_CACHES, {})
     name = (table.key, mover.device.torch_device)
     if name in caches and caches[name].fits(table.num_rows, table.kind):
-        caches[name].check_settings(wanted)
+        check_settings(table.key, caches[name].settings, wanted)
         return caches[name]
     memory = _slots(table, wanted.num_slots, mover.device)
     score = settings.score_of(table.key, table.num_rows)
@@ -112,10 +145,19 @@ def _note(stats: FeatureStats, table: Table, slots: int, settings: PlannerSettin
     reasons = []
     if isinstance(table, TensorTable):
         reasons.append("this rank reads the whole table itself: nothing to exchange")
-    if slots:
+    is_shared = settings.cache_scope == "host" and _has_neighbours(table)
+    if slots and is_shared and isinstance(table, PartitionedTable):
+        num_ranks = len(table.parts.ranks_of_host)
+        reasons.append(
+            f"{num_slots_of_host(table, slots):,} rows cached by {settings.retention}, once for "
+            f"the {num_ranks} ranks of this machine"
+        )
+    elif slots:
         reasons.append(f"{slots:,} rows cached by {settings.retention}")
     else:
         reasons.append("no device cache, so no id is looked at")
     if settings.cache_scope == "host" and isinstance(table, TensorTable):
         reasons.append("cache_scope=host is no gain for a table that every rank can read")
+    elif settings.cache_scope == "host" and slots and not is_shared:
+        reasons.append("no other rank on this machine to share with")
     stats.why = "; ".join(reasons)

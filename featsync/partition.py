@@ -58,6 +58,10 @@ class Partition(ABC):
         """
 
     @abstractmethod
+    def ranks_of(self, ids: Ids) -> Ranks:
+        """``(ids,)``: the rank that holds each row; of ids outside the table, some rank."""
+
+    @abstractmethod
     def rows_of(self, rank: int) -> Ids:
         """``(sizes[rank],)``: the ids that a rank holds, ascending."""
 
@@ -96,8 +100,13 @@ class RangePartition(Partition):
 
     def locate(self, ids: Ids) -> tuple[Ranks, Ids]:
         """Find rows; see `Partition.locate`."""
-        ranks = np.searchsorted(self._ends, ids, side="right").astype(np.int16)
+        ranks = self.ranks_of(ids)
         return ranks, ids - self._starts.take(ranks)
+
+    def ranks_of(self, ids: Ids) -> Ranks:
+        """``(ids,)``: the rank that holds each row."""
+        ranks = np.searchsorted(self._ends[:-1], ids, side="right")
+        return ranks.astype(np.int16)
 
     def rows_of(self, rank: int) -> Ids:
         """The ids that a rank holds."""
@@ -144,7 +153,12 @@ class OwnerPartition(Partition):
 
     def locate(self, ids: Ids) -> tuple[Ranks, Ids]:
         """Find rows; see `Partition.locate`."""
-        return self._owners.take(ids), self._numbers.take(ids).astype(np.int64)
+        return self.ranks_of(ids), self._numbers.take(ids).astype(np.int64)
+
+    def ranks_of(self, ids: Ids) -> Ranks:
+        """``(ids,)``: the rank that holds each row."""
+        ranks: Ranks = self._owners.take(ids, mode="clip")
+        return ranks
 
     def rows_of(self, rank: int) -> Ids:
         """The ids that a rank holds."""

@@ -79,7 +79,8 @@ class PartitionedFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         rows = RemoteRows({_KEY: table}, {_KEY: route})
         try:
             rows.announce(0, {_KEY: want})
-            CpuDevice().execute(rows.fetch(0, {_KEY: Delivery(fetch, target)}))
+            fetches = rows.fetch(0, {_KEY: Delivery(fetch, target)})
+            CpuDevice().execute([*fetches.first, *fetches.last])
         finally:
             rows.close()
         return target

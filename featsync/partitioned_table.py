@@ -45,6 +45,11 @@ class Parts:
     engine: Engine | None = field(default=None, repr=False)
     number: int = 0
 
+    @property
+    def ranks_of_host(self) -> tuple[int, ...]:
+        """The ranks on this machine, ascending, this one among them."""
+        return (self.rank,) if self.engine is None else self.engine.world.ranks_of_host
+
 
 @dataclass(frozen=True, eq=False)
 class PartitionedTable:

@@ -7,7 +7,7 @@ Words used throughout::
 
     ids        row numbers in a feature's home table (global node or edge ids)
     positions  row numbers within one minibatch, all tensors of a feature laid end to end
-    slots      row numbers in a device cache
+    slots      row numbers in a cache
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from featsync.retention.contract import Keep
 
-__all__ = ["FeatureKey", "FeaturePlan", "Fetch", "Keep", "Plan", "Want"]
+__all__ = ["FeatureKey", "FeaturePlan", "Fetch", "Keep", "Plan", "Share", "Want"]
 
 
 class FeatureKey(NamedTuple):
@@ -59,8 +59,36 @@ class Want:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What a rank reads from the cache that its machine shares, and what it brings into it.
+
+    Ranks are numbered within the machine. Each of them numbers its plans.
+
+    Attributes:
+        number: Of this plan.
+        positions: ``(num_shared,)`` int64, ascending, the positions to read.
+        slots: ``(num_shared,)`` int64, the slot of each.
+        read_after: By rank, the plan whose rows have to be in their slots before that.
+        fill_positions: ``(num_filled,)`` int64, rows of this minibatch to be written to slots once
+            they are here.
+        fill_slots: ``(num_filled,)`` int64, the slot of each.
+        fill_after_landings: By rank, the plan whose rows have to be in their slots before that.
+        fill_after_readings: By rank, the plan that has to have read its rows before that.
+    """
+
+    number: int
+    positions: torch.Tensor
+    slots: torch.Tensor
+    read_after: Mapping[int, int]
+    fill_positions: torch.Tensor
+    fill_slots: torch.Tensor
+    fill_after_landings: Mapping[int, int]
+    fill_after_readings: Mapping[int, int]
+
+
+@dataclass(frozen=True)
 class Fetch:
-    """For every wanted row of one feature exactly one source: a cache slot, or the home table.
+    """For every wanted row of one feature exactly one source: a slot of a cache, or home.
 
     Attributes:
         num_rows: Wanted rows.
@@ -68,17 +96,20 @@ class Fetch:
             table; ``None`` means all of them, and then no id was looked at.
         cached_positions: ``(num_cached,)`` int64, ascending, the positions to read from the cache.
         cached_slots: ``(num_cached,)`` int64, the slot of each.
+        share: What comes from the cache of the machine, where there is one.
     """
 
     num_rows: int
     home_positions: torch.Tensor | None = None
     cached_positions: torch.Tensor | None = None
     cached_slots: torch.Tensor | None = None
+    share: Share | None = None
 
     @property
     def num_cached(self) -> int:
-        """Rows that the cache serves."""
-        return 0 if self.cached_positions is None else len(self.cached_positions)
+        """Rows that caches serve."""
+        num_own = 0 if self.cached_positions is None else len(self.cached_positions)
+        return num_own + (0 if self.share is None else len(self.share.positions))
 
     @property
     def num_home(self) -> int:

@@ -11,7 +11,7 @@ thread, as soon as the ids are known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from featsync.move import Gather, Move
 from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey, Fetch, Want
 from featsync.routes import Route
-from featsync.transports import TRANSPORTS, Landing, Pull, Transport
+from featsync.transports import TRANSPORTS, Fetches, Landing, Pull, Transport
 
 __all__ = ["Delivery", "RemoteRows"]
 
@@ -110,12 +110,22 @@ class RemoteRows:
             if pulls:
                 transport.announce(batch, pulls)
 
-    def fetch(self, batch: int, deliveries: Mapping[FeatureKey, Delivery]) -> list[Move]:
-        """Make the moves that bring an announced minibatch's rows, in the order to be done.
+    def watch(self, table: PartitionedTable, rank: int) -> Callable[[], None]:
+        """Begin to wait for a rank; what this returns raises once the wait is in vain."""
+        engine = table.parts.engine
+        if engine is None:
+            raise ValueError(f"{table.key} lies on one rank only: there is nobody to wait for")
+        return engine.vigil(rank, self._sessions[engine]).look
+
+    def fetch(self, batch: int, deliveries: Mapping[FeatureKey, Delivery]) -> Fetches:
+        """Make the moves that bring an announced minibatch's rows.
 
         Args:
             batch: The minibatch.
             deliveries: One for each feature that it wants.
+
+        Returns:
+            First those that ask other ranks and read own rows, last those that wait for the others.
         """
         splits = self._splits.pop(batch)
         masks = {key: _mask(delivery.fetch) for key, delivery in deliveries.items()}
@@ -135,7 +145,7 @@ class RemoteRows:
             for key, split in splits.items()
             if split.own is not None
         ]
-        return [*first, *own, *last]
+        return Fetches([*first, *own], last)
 
     def num_of_others(
         self, batch: int, deliveries: Mapping[FeatureKey, Delivery]

@@ -91,18 +91,19 @@ class Residency:
         """
         self._holds = None
 
-    def check_settings(self, settings: CacheSettings) -> None:
-        """Refuse a second loader that wants this cache otherwise.
 
-        Raises:
-            ConfigError: The settings differ.
-        """
-        if settings != self.settings:
-            raise ConfigError(
-                f"plan_feature: {self.key} is cached already, by another loader, with "
-                f"{self.settings}; this one asks for {settings}. Loaders of one feature share its "
-                f"cache: give both the same device_cache, retention and lookahead."
-            )
+def check_settings(key: FeatureKey, found: CacheSettings, wanted: CacheSettings) -> None:
+    """Refuse a second loader that wants a cache otherwise.
+
+    Raises:
+        ConfigError: The settings differ.
+    """
+    if wanted != found:
+        raise ConfigError(
+            f"plan_feature: {key} is cached already, by another loader, with {found}; this one "
+            f"asks for {wanted}. Loaders of one feature share its cache: give both the same "
+            f"device_cache, retention and lookahead."
+        )
 
 
 def _nobody() -> bool:

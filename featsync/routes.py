@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from featsync.errors import PlanError
 from featsync.partitioned_table import PartitionedTable
+from featsync.retention.arrays import Ids, Mask
 from featsync.table import TensorTable
 from featsync.transports import TRANSPORTS
 
@@ -26,6 +30,17 @@ class Route:
     by_rank: Mapping[int, str]
     table: TensorTable | PartitionedTable
     why: str
+
+    def is_far(self, ids: Ids) -> Mask:
+        """``(ids,)``: which rows of a table that is split come from elsewhere, not from memory."""
+        if not isinstance(self.table, PartitionedTable):
+            raise PlanError(f"{self.table.key} is read as a whole: none of its rows is far")
+        partition = self.table.parts.partition
+        is_far = np.zeros(partition.num_ranks, np.bool_)
+        for rank, name in self.by_rank.items():
+            is_far[rank] = not TRANSPORTS[name].reads_memory
+        mask: Mask = is_far.take(partition.ranks_of(ids))
+        return mask
 
     @property
     def transport(self) -> str:
@@ -49,7 +64,7 @@ def route_of(table: PartitionedTable, transport: str) -> Route:
     by_rank = {
         rank: wanted if TRANSPORTS[wanted].reaches(table, rank) else "p2p" for rank in others
     }
-    reads_all = all(name == "shared_memory" for name in by_rank.values())
+    reads_all = all(TRANSPORTS[name].reads_memory for name in by_rank.values())
     whole = parts.whole
     if whole is not None and reads_all:
         table_of_host = TensorTable(table.key, lambda: whole, parts.segment)

@@ -12,80 +12,24 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from featsync.clock import StepClock
-from featsync.counts import FeatureStats, Stats
-from featsync.device import Device
+from featsync.counts import FeatureStats
 from featsync.errors import ConfigError, FeatureChangedError, PeerError
-from featsync.fetching import cache_moves, home_moves
+from featsync.fetching import cache_moves, home_moves, shared_moves
+from featsync.flights import Flight, Mover, Rows
+from featsync.host_cache.cache import HostCache
 from featsync.move import Call, Gather, Move
+from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey, FeaturePlan, Plan, Want
-from featsync.pool import Pool
 from featsync.remote_rows import Delivery, RemoteRows
 from featsync.residency import Residency
 from featsync.table import ForeignTable, Table, TensorTable
-from featsync.window import PlanWindow
-from featsync.workers import Ticket, Worker
-
-Rows = tuple[torch.Tensor, ...]
-
-
-@dataclass
-class Flight:
-    """The rows of one minibatch on their way.
-
-    Attributes:
-        wants: What the minibatch wants.
-        rows: Per feature the tensors to deliver, one for each of the want's ids; complete once the
-            tickets were waited for.
-        whole: Per feature all its rows in one tensor, of which ``rows`` are views.
-        tickets: What to wait for: the fetch, and later the keep that reads these rows.
-    """
-
-    wants: Mapping[FeatureKey, Want]
-    rows: dict[FeatureKey, Rows] = field(default_factory=dict)
-    whole: dict[FeatureKey, torch.Tensor] = field(default_factory=dict)
-    tickets: list[Ticket] = field(default_factory=list)
-
-    def wait(self) -> None:
-        """Block until all tickets are done.
-
-        Raises:
-            Exception: What the first of them that failed raised.
-        """
-        for ticket in self.tickets:
-            ticket.wait()
-
-
-class Mover:
-    """What outlives a session of one loader: workers, device, warm memory, counts.
-
-    Args:
-        device: Where rows are delivered.
-        worker: Who moves them.
-        stats: Where to count.
-        caller: Who carries out what ``worker`` cannot, if there is such a thing.
-    """
-
-    def __init__(
-        self, device: Device, worker: Worker, stats: Stats, caller: Worker | None = None
-    ) -> None:
-        self.device = device
-        self.worker = worker
-        self.caller = caller or worker
-        self.stats = stats
-        self._pools: dict[FeatureKey, Pool] = {}
-
-    def empty(self, key: FeatureKey, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for rows of one feature."""
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = Pool(allocate=self.worker.allocate)
-        return self.device.empty(pool, shape, dtype)
+from featsync.window import IsFar, PlanWindow
+from featsync.workers import Ticket
 
 
 class Session:
@@ -96,6 +40,9 @@ class Session:
         residencies: Caches that may be used; those that nobody else drives are driven from here.
         mover: Worker, memory and counts of the loader.
         remote: Brings rows of other ranks, for partitioned features; ``None`` if there are none.
+        shared: Caches of partitioned features that the ranks of this machine share; used as
+            ``residencies`` are.
+        far: For partitioned features which rows are worth caching.
 
     Raises:
         ConfigError: A feature needs a gradient.
@@ -107,6 +54,8 @@ class Session:
         residencies: Mapping[FeatureKey, Residency],
         mover: Mover,
         remote: RemoteRows | None = None,
+        shared: Mapping[FeatureKey, HostCache] | None = None,
+        far: Mapping[FeatureKey, IsFar] | None = None,
     ) -> None:
         for table in tables.values():
             _refuse_learning(table)
@@ -123,9 +72,16 @@ class Session:
             for key, residency in residencies.items()
             if residency.drive(self.clock.is_running, self._versions[key])
         }
-        self.window = PlanWindow({k: r.retention for k, r in self._residencies.items()})
-        self._num_begun = 0
         self._remote = remote
+        self._shared = {
+            key: cache
+            for key, cache in (shared or {}).items()
+            if cache.begin(self.clock.is_running, partial(self._watch, key))
+        }
+        retentions = {key: residency.retention for key, residency in self._residencies.items()}
+        self.window = PlanWindow(retentions, self._shared, far)
+        self._num_begun = 0
+        self._has_failed = False
         self._announced: deque[Ticket] = deque()
         self._num_pushed = 0
 
@@ -201,6 +157,7 @@ class Session:
 
     def fail(self, error: Exception) -> None:
         """Tell the ranks that share features with this one that the iteration failed."""
+        self._has_failed = True
         if self._remote is not None and not isinstance(error, PeerError):
             self._remote.fail(error)
 
@@ -213,6 +170,9 @@ class Session:
             for residency in self._residencies.values():
                 residency.distrust()
         if self.clock.is_running() and self._remote is not None:
+            is_clean = self._num_begun == self.window.num_planned and not self._has_failed
+            for cache in self._shared.values():
+                cache.end(is_clean)
             self._remote.close()
         self.clock.stop()
 
@@ -265,9 +225,28 @@ class Session:
             if key in self._remote.keys
         }
         sent = self._remote.num_of_others(plan.batch, deliveries)
-        moves = self._remote.fetch(plan.batch, deliveries)
+        fetches = self._remote.fetch(plan.batch, deliveries)
+        shared = [
+            shared_moves(key, self._shared[key], fetch.share, whole)
+            for key, (fetch, whole) in deliveries.items()
+            if fetch.share is not None
+        ]
+        moves = [
+            *fetches.first,
+            *(move for moves in shared for move in moves.read),
+            *fetches.last,
+            *(move for moves in shared for move in moves.fill),
+        ]
         flight.tickets.append(self._mover.caller.submit(moves))
         return sent
+
+    def _watch(self, key: FeatureKey, rank: int) -> Callable[[], None]:
+        """Begin to wait for a rank of this machine."""
+        table = self._tables[key]
+        if self._remote is None or not isinstance(table, PartitionedTable):
+            raise ValueError(f"{key} lies in no other rank")
+        ranks = table.parts.ranks_of_host
+        return self._remote.watch(table, ranks[rank])
 
     def _check_unchanged(self, flight: Flight) -> None:
         for key in flight.wants:

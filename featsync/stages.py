@@ -29,15 +29,13 @@ from featsync._graphbolt import (
     warn_of_unusable_overlap,
     watch_loop,
 )
-from featsync.caches import residencies_of
 from featsync.counts import Stats
 from featsync.device import open_device
 from featsync.errors import ConfigError
-from featsync.partitioned_table import PartitionedTable
+from featsync.flights import Flight, Mover
+from featsync.opening import open_session
 from featsync.plan import FeatureKey, Plan, Want
-from featsync.remote_rows import RemoteRows
-from featsync.routes import route_of
-from featsync.session import Flight, Mover, Session
+from featsync.session import Session
 from featsync.settings import PlannerSettings, SyncerSettings
 from featsync.sources import Sources
 from featsync.workers import WORKERS
@@ -246,21 +244,7 @@ class Syncer(IterDataPipe[Any]):
                 caller = ThreadWorker(device, self.settings.timeout)
                 weakref.finalize(self, caller.close)
             self._mover = Mover(device, worker, self.stats, caller)
-        tables = planner.sources.tables()
-        split = {key: t for key, t in tables.items() if isinstance(t, PartitionedTable)}
-        routes = {key: route_of(table, self.settings.transport) for key, table in split.items()}
-        tables |= {key: route.table for key, route in routes.items()}
-        for table in tables.values():
-            if not isinstance(table, PartitionedTable):
-                self._mover.worker.admit(table)
-        residencies = residencies_of(planner.sources, tables, planner.settings, self._mover)
-        for key, route in routes.items():
-            self.stats.features[key].transport = route.transport
-            by_thread = route.table is split[key] and not self._mover.worker.runs_calls
-            self.stats.features[key].why += f"; {route.why}" + "; by a thread" * by_thread
-        return Session(
-            tables, residencies, self._mover, RemoteRows(split, routes) if split else None
-        )
+        return open_session(planner.sources, planner.settings, self.settings.transport, self._mover)
 
 
 def stats(dataloader: Any) -> Stats:

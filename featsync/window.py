@@ -14,34 +14,58 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from featsync.errors import FeatureError, PlanError
-from featsync.plan import FeatureKey, FeaturePlan, Fetch, Keep, Plan, Want
+from featsync.host_cache.directory import Lookup
+from featsync.plan import FeatureKey, FeaturePlan, Fetch, Keep, Plan, Share, Want
 from featsync.retention import Retention
+from featsync.retention.arrays import Ids, Mask, Slots
+
+IsFar = Callable[[Ids], Mask]
+
+
+class SharedPlanner(Protocol):
+    """Plans the cache that the ranks of a machine share; see `HostCache`."""
+
+    def push(self, ids: Ids) -> None:
+        """Make one more minibatch known: distinct rows, kept by reference."""
+
+    def plan(self, wanted: Mask | None) -> tuple[int, Lookup]:
+        """Plan the oldest minibatch that is pushed and not planned."""
 
 
 class DistinctIds:
-    """The ids of one want without repetition, and where each came from.
+    """The ids of one want that a cache is good for, and where each came from.
 
-    Retention speaks of distinct rows; an edge may be sampled in several layers.
+    Caches speak of distinct rows; an edge may be sampled in several layers.
+
+    Args:
+        want: The want; ``None``: nothing is wanted.
+        is_far: Which rows are worth caching; ``None``: all.
 
     Attributes:
         ids: ``(num_distinct,)`` int64.
     """
 
-    def __init__(self, want: Want | None) -> None:
-        self._inverse: NDArray[np.int64] | None = None
-        self._first: NDArray[np.int64] | None = None
+    def __init__(self, want: Want | None, is_far: IsFar | None = None) -> None:
+        self._num_rows = 0
+        self._far: Ids | None = None
+        self._inverse: Ids | None = None
+        self._first: Ids | None = None
         if want is None or not want.ids:
             self.ids = np.empty(0, np.int64)
             return
         ids = want.ids[0] if len(want.ids) == 1 else torch.cat(want.ids)
         self.ids = ids.cpu().numpy().astype(np.int64, copy=False)
+        if is_far is not None:
+            self._num_rows = len(self.ids)
+            self._far = np.flatnonzero(is_far(self.ids))
+            self.ids = self.ids.take(self._far)
         if len(want.ids) > 1:
             self.merge()
 
@@ -51,30 +75,43 @@ class DistinctIds:
             self.ids, return_index=True, return_inverse=True
         )
 
-    def spread(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """From one slot a distinct id to one a wanted position."""
-        return slots if self._inverse is None else slots[self._inverse]
+    def spread(self, slots: Slots) -> Slots:
+        """From one slot a distinct id to one a wanted position, -1 for those not worth caching."""
+        spread = slots if self._inverse is None else slots[self._inverse]
+        if self._far is None:
+            return spread
+        everywhere = np.full(self._num_rows, -1, np.int32)
+        everywhere[self._far] = spread
+        return everywhere
 
-    def positions(self, keep: Keep) -> Keep:
-        """From positions among distinct ids to positions in the minibatch."""
-        if self._first is None:
-            return keep
-        return Keep(self._first[keep.positions], keep.slots)
+    def positions(self, distinct: Ids) -> Ids:
+        """From positions among distinct ids to positions in the minibatch, one of each id."""
+        positions = distinct if self._first is None else self._first.take(distinct)
+        return positions if self._far is None else self._far.take(positions)
 
 
 class PlanWindow:
     """Ids of the next K minibatches, and the plans made from them.
 
     Args:
-        retentions: The policy of each feature that has a cache; the others are read from home, and
-            none of their ids is looked at.
+        retentions: The policy of each feature that has a cache of its own.
+        shared: The caches that this machine's ranks share. What has no cache at all is read from
+            home, and none of its ids is looked at.
+        far: For partitioned features which rows are worth caching; the others lie near.
 
     Attributes:
         num_planned: Plans made so far.
     """
 
-    def __init__(self, retentions: Mapping[FeatureKey, Retention]) -> None:
+    def __init__(
+        self,
+        retentions: Mapping[FeatureKey, Retention],
+        shared: Mapping[FeatureKey, SharedPlanner] | None = None,
+        far: Mapping[FeatureKey, IsFar] | None = None,
+    ) -> None:
         self._retentions = dict(retentions)
+        self._shared = dict(shared or {})
+        self._far = dict(far or {})
         self._known: deque[tuple[Mapping[FeatureKey, Want], dict[FeatureKey, DistinctIds]]]
         self._known = deque()
         self._planned: dict[FeatureKey, DistinctIds] | None = None
@@ -87,10 +124,13 @@ class PlanWindow:
             FeatureError: An id lies outside its feature's table.
         """
         distinct = {}
-        for key, retention in self._retentions.items():
-            distinct[key] = DistinctIds(wants.get(key))
+        for key in [
+            *self._retentions,
+            *(key for key in self._shared if key not in self._retentions),
+        ]:
+            distinct[key] = DistinctIds(wants.get(key), self._far.get(key))
             try:
-                _push(retention, distinct[key])
+                self._push(key, distinct[key])
             except FeatureError as error:
                 raise FeatureError(f"feature {key}: {error}") from error
         self._known.append((wants, distinct))
@@ -102,7 +142,8 @@ class PlanWindow:
         keeps: dict[FeatureKey, Keep] = {}
         if self._planned is not None:
             for key, retention in self._retentions.items():
-                keeps[key] = self._planned[key].positions(retention.settle())
+                keep = retention.settle()
+                keeps[key] = Keep(self._planned[key].positions(keep.positions), keep.slots)
         features = {
             key: FeaturePlan(self._fetch(key, want, distinct), keeps.get(key))
             for key, want in wants.items()
@@ -116,24 +157,51 @@ class PlanWindow:
     def _fetch(
         self, key: FeatureKey, want: Want, distinct: Mapping[FeatureKey, DistinctIds]
     ) -> Fetch:
-        retention = self._retentions.get(key)
-        if retention is None:
+        if key not in distinct:
             return Fetch(want.num_rows)
-        slots = distinct[key].spread(retention.hits())
-        is_cached = slots >= 0
-        cached = np.flatnonzero(is_cached)
+        slots = -np.ones(want.num_rows, np.int32)
+        is_home = np.ones(want.num_rows, np.bool_)
+        wanted = None
+        if (retention := self._retentions.get(key)) is not None:
+            hits = retention.hits()
+            slots, wanted = distinct[key].spread(hits), hits < 0
+            is_home = slots < 0
+        share = None
+        if key in self._shared:
+            number, lookup = self._shared[key].plan(wanted)
+            shared = distinct[key].spread(lookup.slots)
+            is_home &= shared < 0
+            share = _share(number, lookup, shared, distinct[key])
+        cached = np.flatnonzero(slots >= 0)
         return Fetch(
             want.num_rows,
-            home_positions=torch.from_numpy(np.flatnonzero(~is_cached)),
+            home_positions=torch.from_numpy(np.flatnonzero(is_home)),
             cached_positions=torch.from_numpy(cached),
             cached_slots=torch.from_numpy(slots.take(cached).astype(np.int64)),
+            share=share,
         )
 
+    def _push(self, key: FeatureKey, distinct: DistinctIds) -> None:
+        planners = [p for p in (self._retentions.get(key), self._shared.get(key)) if p is not None]
+        try:
+            planners[0].push(distinct.ids)
+        except PlanError:
+            # The sampler's node ids are distinct; a user's own stage may repeat some.
+            distinct.merge()
+            planners[0].push(distinct.ids)
+        for planner in planners[1:]:
+            planner.push(distinct.ids)
 
-def _push(retention: Retention, distinct: DistinctIds) -> None:
-    try:
-        retention.push(distinct.ids)
-    except PlanError:
-        # The sampler's node ids are distinct; a user's own stage may repeat some.
-        distinct.merge()
-        retention.push(distinct.ids)
+
+def _share(number: int, lookup: Lookup, slots: Slots, distinct: DistinctIds) -> Share:
+    positions = np.flatnonzero(slots >= 0)
+    return Share(
+        number,
+        torch.from_numpy(positions),
+        torch.from_numpy(slots.take(positions).astype(np.int64)),
+        lookup.read_after,
+        torch.from_numpy(distinct.positions(lookup.fill_positions)),
+        torch.from_numpy(lookup.fill_slots),
+        lookup.fill_after_landings,
+        lookup.fill_after_readings,
+    )

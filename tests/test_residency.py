@@ -9,7 +9,7 @@ import torch
 from featsync.clock import StepClock
 from featsync.errors import ConfigError
 from featsync.plan import Want
-from featsync.residency import CacheSettings
+from featsync.residency import CacheSettings, check_settings
 from featsync.retention import RETENTION
 from featsync.row_kind import RowKind
 from featsync.table import ForeignTable, TensorTable, Version
@@ -176,10 +176,10 @@ def test_closing_twice_does_not_cost_the_next_session_its_rows(home, cache):
     [CacheSettings(6, "window", 2), CacheSettings(5, "lru", 2), CacheSettings(5, "window", 3)],
 )
 def test_loaders_of_one_cache_must_agree(cache, other):
-    cache.check_settings(CacheSettings(5, "window", 2))
+    check_settings(cache.key, cache.settings, CacheSettings(5, "window", 2))
 
     with pytest.raises(ConfigError) as caught:
-        cache.check_settings(other)
+        check_settings(cache.key, cache.settings, other)
 
     message = str(caught.value)
     assert "node/None/feat is cached already, by another loader" in message

@@ -212,9 +212,17 @@ def test_merged_ids_lead_back_to_every_position():
     assert distinct.ids.tolist() == [0, 1, 8]
     spread = distinct.spread(np.array([10, 11, 18], np.int32))
     assert spread.tolist() == [18, 11, 18, 11, 10]
-    keep = distinct.positions(Keep(np.array([2, 0]), np.array([5, 6], np.int32)))
-    assert keep.positions.tolist() == [0, 4]
-    assert keep.slots.tolist() == [5, 6]
+    assert distinct.positions(np.array([2, 0])).tolist() == [0, 4]
+
+
+def test_near_rows_are_left_out_and_count_as_not_cached():
+    ids = Want((torch.tensor([8, 1, 8, 4]), torch.tensor([1, 5])))
+    distinct = DistinctIds(ids, is_far=lambda ids: ids >= 4)
+
+    assert distinct.ids.tolist() == [4, 5, 8]
+    spread = distinct.spread(np.array([10, 11, 18], np.int32))
+    assert spread.tolist() == [18, -1, 18, 10, -1, 11]
+    assert distinct.positions(np.array([2, 1])).tolist() == [0, 5]
 
 
 def test_deciding_takes_time_that_is_reported():

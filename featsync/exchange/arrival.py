@@ -1,16 +1,27 @@
-"""Rows on their way from another rank."""
+"""Rows that were ordered: from posting the receive until they are in their buffer."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from featsync.errors import PeerError
+from featsync.exchange.faults import gone, silent
+from featsync.exchange.links import Links
+from featsync.exchange.sender import time_limit
+from featsync.exchange.vigil import LOOK_S, Vigil
+from featsync.world import World
+
+__all__ = ["Arrival", "Arrivals"]
+
+_TAGS = 1 << 30
 
 
-@dataclass
+@dataclass(eq=False)
 class Arrival:
     """What one order asked for.
 
@@ -29,3 +40,78 @@ class Arrival:
     work: Any = None
     is_named: bool = False
     error: PeerError | None = None
+
+
+class Arrivals:
+    """All orders of a rank that are under way; methods may be called by any thread.
+
+    Args:
+        world: The ranks.
+        links: Tell whether a rank is still there.
+        group: For rows.
+        timeout: Seconds without a sign of life after which a rank is given up.
+    """
+
+    def __init__(
+        self, world: World, links: Links, group: dist.ProcessGroup, timeout: float
+    ) -> None:
+        self._world, self._links, self._group = world, links, group
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._arrivals: dict[tuple[int, int], Arrival] = {}
+        self._next_tag = dict.fromkeys(links.ranks, 0)
+
+    def post(self, rank: int, buffer: torch.Tensor) -> Arrival:
+        """Post a receive, before its order is sent."""
+        with self._changed:
+            tag = self._next_tag[rank] = (self._next_tag[rank] + 1) % _TAGS
+            arrival = Arrival(rank, tag, buffer)
+            if self._links.is_open(rank):
+                arrival.work = self._group.recv([buffer], rank, tag)
+                self._arrivals[rank, tag] = arrival
+            else:
+                arrival.error = gone(self._world, rank)
+            return arrival
+
+    def wait(self, arrival: Arrival, vigil: Vigil) -> None:
+        """Block until the rows are in their buffer.
+
+        Raises:
+            PeerError: They will not come.
+            PeerTimeoutError: The owner gave no sign of life for too long.
+        """
+        rank = arrival.rank
+        try:
+            with self._changed:
+                while not arrival.is_named and arrival.error is None:
+                    self._changed.wait(LOOK_S)
+                    if not arrival.is_named:
+                        vigil.look()
+            if arrival.error is not None:
+                raise arrival.error
+            arrival.work.wait(time_limit(self._timeout, arrival.buffer))
+        except RuntimeError as error:
+            if self._links.is_open(rank):
+                raise silent(self._world, rank, self._timeout) from error
+            raise gone(self._world, rank) from error
+        finally:
+            with self._changed:
+                self._arrivals.pop((rank, arrival.tag), None)
+        arrival.work = None
+
+    def name(self, rank: int, words: dict[str, Any]) -> None:
+        """The owner says that rows are under way, or why not."""
+        with self._changed:
+            arrival = self._arrivals.get((rank, words["tag"]))
+            if arrival is None:
+                return
+            if words["kind"] == "failed":
+                name = self._world.name(rank)
+                arrival.error = PeerError(f"{name} cannot send its rows: {words['what']}", name)
+            arrival.is_named = True
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let all who wait look around: a rank has ended, or failed."""
+        with self._changed:
+            self._changed.notify_all()

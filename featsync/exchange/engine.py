@@ -23,7 +23,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -32,21 +32,23 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from featsync.errors import PeerError
-from featsync.exchange.arrival import Arrival
-from featsync.exchange.faults import Faults, gone, is_failing, silent
+from featsync.errors import CapacityError, ConfigError, FeatsyncError, PeerError
+from featsync.exchange.arrival import Arrival, Arrivals
+from featsync.exchange.faults import Faults, is_failing
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
-from featsync.exchange.sender import Sender, time_limit
+from featsync.exchange.rooms import handle_from
+from featsync.exchange.sender import Sender
 from featsync.exchange.served import Served
+from featsync.exchange.vigil import LOOK_S, Vigil
 from featsync.profile import Profile
+from featsync.segment import SegmentHandle
 from featsync.world import World
 
 __all__ = ["Engine"]
 
 _LOG = logging.getLogger(__name__)
-_TAGS = 1 << 30
-_LOOK_S = 0.5
+_ERRORS = {"ConfigError": ConfigError, "CapacityError": CapacityError}
 _FLUSH_S = 2.0
 _EXIT_PRIORITY = 10
 
@@ -78,13 +80,13 @@ class Engine:
         self.profile = profile
         self.timeout = timeout
         self._links = links
-        self._group = group
         self.served = Served()
         self.faults = Faults()
         self._changed = threading.Condition()
-        self._arrivals: dict[tuple[int, int], Arrival] = {}
-        self._next_tag = dict.fromkeys(links.ranks, 0)
+        self._arrivals = Arrivals(world, links, group, timeout)
         self._sessions = itertools.count()
+        self._tickets = itertools.count()
+        self._answers: dict[int, dict[str, Any]] = {}
         self._dropped: deque[int] = deque()
         self._left: set[int] = set()
         self._sender = Sender(world, links, group, self.served, timeout)
@@ -144,15 +146,9 @@ class Engine:
             buffer: ``(num_bytes,)`` uint8, at least one byte, for the rows: the engine's until
                 `wait` has returned.
         """
-        with self._changed:
-            tag = self._next_tag[rank] = (self._next_tag[rank] + 1) % _TAGS
-            arrival = Arrival(rank, tag, buffer)
-            if self._links.is_open(rank):
-                arrival.work = self._group.recv([buffer], rank, tag)
-                self._arrivals[rank, tag] = arrival
-            else:
-                arrival.error = gone(self.world, rank)
-        self._links.send(rank, {**words, "tag": tag, "num_bytes": buffer.numel()}, numbers)
+        arrival = self._arrivals.post(rank, buffer)
+        words = {**words, "tag": arrival.tag, "num_bytes": buffer.numel()}
+        self._links.send(rank, words, numbers)
         return arrival
 
     def wait(self, arrival: Arrival, session: int) -> None:
@@ -166,30 +162,35 @@ class Engine:
             PeerError: The rank cannot send them, or its process has ended.
             PeerTimeoutError: It gave no sign of life for too long.
         """
-        asked = time.monotonic()
-        pinged = asked
+        self._arrivals.wait(arrival, self.vigil(arrival.rank, session))
+
+    def vigil(self, rank: int, session: int | None = None) -> Vigil:
+        """Begin to wait for a rank; see `Vigil`."""
+        return Vigil(self.world, self._links, self.faults, session, rank, self.timeout)
+
+    def room(self, name: str, num_bytes: int, terms: Any) -> SegmentHandle:
+        """Ask for shared memory of this machine's ranks; see `Rooms`. Blocks until it is there.
+
+        Raises:
+            ConfigError: Another rank got it on other terms.
+            CapacityError: There is no memory for it.
+            PeerError: The rank that keeps it has ended, or gives no sign of life.
+        """
+        wish = (name, num_bytes, terms, self.world.name(self.world.rank))
+        keeper = self.world.ranks_of_host[0]
+        if keeper == self.world.rank:
+            return handle_from(self.served.rooms.give(*wish))
+        vigil = self.vigil(keeper)
         with self._changed:
-            while not arrival.is_named and arrival.error is None:
-                self._changed.wait(_LOOK_S)
-                self.faults.check(session)
-                now = time.monotonic()
-                heard = max(asked, self._links.last_heard(arrival.rank))
-                if now - heard > self.timeout:
-                    arrival.error = silent(self.world, arrival.rank, self.timeout)
-                elif now - max(heard, pinged) > self.timeout / 4:
-                    pinged = now
-                    self._links.send(arrival.rank, {"kind": "ping"})
-        if arrival.error is not None:
-            raise arrival.error
-        try:
-            arrival.work.wait(time_limit(self.timeout, arrival.buffer))
-        except RuntimeError as error:
-            if self._links.is_open(arrival.rank):
-                raise silent(self.world, arrival.rank, self.timeout) from error
-            raise gone(self.world, arrival.rank) from error
-        arrival.work = None
-        with self._changed:
-            self._arrivals.pop((arrival.rank, arrival.tag), None)
+            ticket = next(self._tickets)
+            self._links.send(keeper, {"kind": "room", "ticket": ticket, "wish": wish})
+            while (words := self._answers.pop(ticket, None)) is None:
+                self._changed.wait(LOOK_S)
+                vigil.look()
+        if words["error"] is not None:
+            kind, what = words["error"]
+            raise _ERRORS[kind](what)
+        return handle_from(words["handle"])
 
     def say_goodbye(self) -> None:
         """Tell the others that this rank will ask for nothing more; it still serves."""
@@ -208,7 +209,7 @@ class Engine:
         deadline = time.monotonic() + patience
         with self._changed:
             while (staying := self._staying()) and time.monotonic() < deadline:
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(LOOK_S)
         if staying and patience:
             _LOG.warning(
                 "%s leaves after %g s, though %s may still ask for its rows",
@@ -237,46 +238,56 @@ class Engine:
         self._links.close()
 
     def _handle(self, rank: int, frame: Frame | None) -> None:
-        kind = "lost" if frame is None else frame.words["kind"]
         if frame is None:
             self._lose(rank)
-        elif kind == "announce":
-            self.served.announce(rank, frame)
-        elif kind == "order":
-            self._sender.send(rank, frame)
-        elif kind == "forget":
-            self.served.forget(rank, frame.words["session"])
-        elif kind == "drop":
-            self.served.drop(frame.words["number"], rank, self.world.size)
-        elif kind == "ping":
-            self._links.send(rank, {"kind": "pong"})
-        elif kind in ("sent", "failed"):
-            self._name(rank, frame.words)
-        elif kind == "fault":
-            name = self.world.name(rank)
-            with self._changed:
-                self.faults.add(PeerError(f"{name} failed: {frame.words['what']}", name))
-                self._changed.notify_all()
-        elif kind == "bye":
-            with self._changed:
-                self._left.add(rank)
-                self._changed.notify_all()
+            return
+        # What kinds this version does not know, a newer one may send.
+        if (handler := self._handlers.get(frame.words["kind"])) is not None:
+            handler(rank, frame)
 
-    def _name(self, rank: int, words: dict[str, Any]) -> None:
+    @property
+    def _handlers(self) -> dict[str, Callable[[int, Frame], None]]:
+        served, arrivals = self.served, self._arrivals
+        return {
+            "announce": served.announce,
+            "order": self._sender.send,
+            "forget": lambda rank, frame: served.forget(rank, frame.words["session"]),
+            "drop": lambda rank, frame: served.drop(frame.words["number"], rank, self.world.size),
+            "sent": lambda rank, frame: arrivals.name(rank, frame.words),
+            "failed": lambda rank, frame: arrivals.name(rank, frame.words),
+            "room": self._give_room,
+            "room_given": self._take_room,
+            "ping": lambda rank, frame: self._links.send(rank, {"kind": "pong"}),
+            "fault": self._hear_fault,
+            "bye": self._hear_bye,
+        }
+
+    def _hear_fault(self, rank: int, frame: Frame) -> None:
+        name = self.world.name(rank)
+        self.faults.add(PeerError(f"{name} failed: {frame.words['what']}", name))
+        self._arrivals.wake()
+
+    def _hear_bye(self, rank: int, frame: Frame) -> None:
         with self._changed:
-            arrival = self._arrivals.get((rank, words["tag"]))
-            if arrival is None:
-                return
-            if words["kind"] == "failed":
-                name = self.world.name(rank)
-                arrival.error = PeerError(f"{name} cannot send its rows: {words['what']}", name)
-            arrival.is_named = True
+            self._left.add(rank)
+            self._changed.notify_all()
+
+    def _give_room(self, rank: int, frame: Frame) -> None:
+        handle = error = None
+        try:
+            handle = self.served.rooms.give(*frame.words["wish"])
+        except FeatsyncError as caught:
+            error = (type(caught).__name__, str(caught))
+        answer = {"ticket": frame.words["ticket"], "handle": handle, "error": error}
+        self._links.send(rank, {"kind": "room_given", **answer})
+
+    def _take_room(self, rank: int, frame: Frame) -> None:
+        with self._changed:
+            self._answers[frame.words["ticket"]] = frame.words
             self._changed.notify_all()
 
     def _lose(self, rank: int) -> None:
+        self._arrivals.wake()
         with self._changed:
-            for (other, _), arrival in self._arrivals.items():
-                if other == rank and not arrival.is_named:
-                    arrival.error = gone(self.world, rank)
             self._changed.notify_all()
         self.served.lose(rank)

@@ -15,6 +15,7 @@ from featsync.errors import PlanError
 from featsync.exchange.frames import Frame
 from featsync.exchange.id_code import decode
 from featsync.exchange.packing import packed_bytes, unpack
+from featsync.exchange.rooms import Rooms, room_prefix
 from featsync.row_kind import RowKind
 
 __all__ = ["Served"]
@@ -30,10 +31,12 @@ class Served:
         tables: Own parts ``(num_rows, *row_shape)``, by number; equal numbers on all ranks mean
             parts of one table.
         rows_read: Rows gathered for other ranks so far.
+        rooms: Shared memory that this rank keeps for the others of its machine.
     """
 
     tables: dict[int, torch.Tensor] = field(default_factory=dict)
     rows_read: int = 0
+    rooms: Rooms = field(default_factory=Rooms)
     _dropped_by: dict[int, set[int]] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _announced: dict[tuple[int, int], dict[int, _Announced]] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class Served:
         ranks.add(rank)
         if len(ranks) == num_ranks:
             self.tables.pop(number, None)
+            self.rooms.forget(room_prefix(number))
             del self._dropped_by[number]
 
     def announce(self, rank: int, frame: Frame) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featsync.errors import PlanError
+from featsync.errors import FeatureError, PlanError
 
 Ids = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
@@ -84,6 +84,16 @@ def _repeats(
     overwritten = table.take(ids, mode="clip") != values
     written_before = (previous >= start) & (previous <= values[-1])
     return bool(overwritten.any() or written_before.any())
+
+
+def refuse_outsiders(ids: Ids, num_rows: int) -> None:
+    """Raise FeatureError if an id lies outside a table."""
+    if len(ids) and not (ids.min() >= 0 and ids.max() < num_rows):
+        worst = int(ids.min() if ids.min() < 0 else ids.max())
+        raise FeatureError(
+            f"a batch asks for row {worst} of a table of {num_rows} rows; "
+            "graph and features do not match"
+        )
 
 
 def refuse_repeats(ids: Ids, table: Slots, unused: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from featsync.errors import ConfigError, FeatureError, PlanError
+from featsync.errors import ConfigError, PlanError
 from featsync.retention.arrays import Ids, Score, Slots
 
 MAX_WINDOW = 64
@@ -157,11 +157,3 @@ class Retention(ABC):
         if not self._pending:
             raise PlanError("no batch is pushed: push() one before hits() and settle()")
         return self._pending[0]
-
-    def _refuse_outsiders(self, ids: Ids) -> None:
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_rows):
-            worst = int(ids.min() if ids.min() < 0 else ids.max())
-            raise FeatureError(
-                f"a batch asks for row {worst} of a table of {self.num_rows} rows; "
-                "graph and features do not match"
-            )

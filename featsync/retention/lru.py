@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from featsync.errors import PlanError
-from featsync.retention.arrays import Ids, Score, Slots, refuse_repeats, scatter
+from featsync.retention.arrays import Ids, Score, Slots, refuse_outsiders, refuse_repeats, scatter
 from featsync.retention.contract import Keep, Retention
 from featsync.retention.slots import SlotPool
 
@@ -54,7 +54,7 @@ class LruRetention(Retention):
         self._pool.free_all()
 
     def _learn(self, ids: Ids) -> None:
-        self._refuse_outsiders(ids)
+        refuse_outsiders(ids, self.num_rows)
         refuse_repeats(ids, self._slot_of_row, unused=self.num_slots)
 
     def _find(self, ids: Ids) -> Slots:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from featsync.retention.arrays import Ids, Mask, Score, Slots, refuse_repeats, scatter
+from featsync.retention.arrays import (
+    Ids,
+    Mask,
+    Score,
+    Slots,
+    refuse_outsiders,
+    refuse_repeats,
+    scatter,
+)
 from featsync.retention.contract import Keep, Retention
 from featsync.retention.levels import CountedLevels
 from featsync.retention.slots import SlotPool
@@ -52,7 +60,7 @@ class StaticRetention(Retention):
         self._tail.clear()
 
     def _learn(self, ids: Ids) -> None:
-        self._refuse_outsiders(ids)
+        refuse_outsiders(ids, self.num_rows)
         refuse_repeats(ids, self._slot_of_row, unused=self.num_slots)
 
     def _find(self, ids: Ids) -> Slots:

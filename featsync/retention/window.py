@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featsync.retention.arrays import Ids, Score, Slots, scatter
+from featsync.retention.arrays import Ids, Score, Slots, refuse_outsiders, scatter
 from featsync.retention.contract import Keep, Retention
 from featsync.retention.known_uses import DROPPED, NO_NEXT, NOWHERE, KnownUses
 from featsync.retention.levels import CountedLevels, Levels, ScoreLevels
@@ -64,7 +64,7 @@ class WindowRetention(Retention):
         self._tail.clear()
 
     def _learn(self, ids: Ids) -> None:
-        self._refuse_outsiders(ids)
+        refuse_outsiders(ids, self.num_rows)
         self._uses.make_room(len(ids), list(self._pending))
         arrival = self._uses.add(ids)
         self._levels.count(ids)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -85,7 +85,13 @@ class Transport(ABC):
     Args:
         engine: Of the group that the tables are partitioned over.
         session: The iteration's number with that engine; whoever opened it closes it.
+
+    Attributes:
+        reads_memory: Whether rows are read straight from the memory of their owner, which costs a
+            rank no more than its own: no cache in memory can save anything.
     """
+
+    reads_memory: ClassVar[bool] = False
 
     def __init__(self, engine: Engine, session: int) -> None:
         self.engine = engine

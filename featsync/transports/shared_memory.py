@@ -24,6 +24,8 @@ __all__ = ["SharedMemory"]
 class SharedMemory(Transport):
     """Gathers from parts that this process has mapped."""
 
+    reads_memory = True
+
     @staticmethod
     def reaches(table: PartitionedTable, rank: int) -> bool:
         """The ranks of this machine."""

@@ -9,9 +9,10 @@ import torch
 
 from featsync.counts import FeatureStats, Stats
 from featsync.device import CpuDevice
+from featsync.flights import Mover
 from featsync.residency import CacheSettings, Residency
 from featsync.segment import Segment
-from featsync.session import Mover, Session
+from featsync.session import Session
 from featsync.table import TensorTable
 from featsync.workers import WORKERS
 
