@@ -17,8 +17,9 @@ def random_bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> to
         seed: The same one gives the same bits.
     """
     item_bytes = torch.empty(0, dtype=dtype).element_size()
-    raw = np.random.default_rng(seed).integers(0, 256, (*shape, item_bytes), dtype=np.uint8)
-    raw = raw & 1 if dtype == torch.bool else raw
+    most = 1 if dtype == torch.bool else 255
+    generator = np.random.default_rng(seed)
+    raw = generator.integers(0, most + 1, (*shape, item_bytes), dtype=np.uint8)
     if raw.size == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(raw).view(dtype).view(shape)
