@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,11 +18,18 @@ BEGIN = "<!-- results: benchmarks/report.py writes from here -->"
 END = "<!-- results: to here -->"
 
 
+Row = dict[str, Any]
+
+
+def ranged(middle: float, least: float, most: float, digits: int = 2) -> str:
+    """A number and the range around it."""
+    return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
+
+
 def ratio(values: dict[str, float | None]) -> str:
     """Median and range of a ratio."""
-    if values["median"] is None:
-        return "-"
-    return f"{values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f})"
+    numbers = [values[name] for name in ("median", "min", "max")]
+    return "-" if numbers[0] is None else ranged(*numbers)
 
 
 def pipeline_rows(name: str, report: dict[str, Any]) -> Iterator[str]:
@@ -45,13 +52,8 @@ def pipeline_rows(name: str, report: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def pipelines(results: Path) -> Iterator[str]:
+def pipelines(reports: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The table of whole pipelines, and the command of each run."""
-    reports = {
-        path.stem: report
-        for path in sorted(results.glob("*.json"))
-        if "ratio" in (report := json.loads(path.read_text()))
-    }
     if not reports:
         return
     yield "**Whole pipelines.** Ratios are to stock, pair by pair: median (least to most)."
@@ -71,11 +73,8 @@ def pipelines(results: Path) -> Iterator[str]:
     yield ""
 
 
-def gathers(results: Path) -> Iterator[str]:
+def gathers(rows: list[Row]) -> Iterator[str]:
     """The table of gathering alone."""
-    path = results / "gather.json"
-    if not path.exists():
-        return
     yield (
         "**Gathering alone**, 1M x 128 float32, one core, ns of CPU a row "
         "(`python benchmarks/bench_gather.py`):"
@@ -86,25 +85,20 @@ def gathers(results: Path) -> Iterator[str]:
         "| / stock | / tuned | / warm | wrong rows |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
-    for row in json.loads(path.read_text())["rows"]:
+    for row in rows:
         times = " | ".join(
             f"{row[f'{lane}_ns']:.0f}" for lane in ("stock", "stock_tuned", "featsync", "warm")
         )
         ratios = " | ".join(
-            f"{row[f'ratio_{base}']:.2f} ({row[f'ratio_{base}_range'][0]:.2f} to "
-            f"{row[f'ratio_{base}_range'][1]:.2f})"
+            ranged(row[f"ratio_{base}"], *row[f"ratio_{base}_range"])
             for base in ("stock", "stock_tuned", "warm")
         )
         yield f"| {row['batch_rows']:,} | {times} | {ratios} | {row['wrong_rows']} |"
     yield ""
 
 
-def exposed(results: Path) -> Iterator[str]:
+def exposed(rows: list[Row]) -> Iterator[str]:
     """The table of what features cost beside a busy device."""
-    path = results / "exposed.json"
-    if not path.exists():
-        return
-    rows = json.loads(path.read_text())["rows"]
     yield (
         "**Beside a busy device** (simulated: each step takes so long, and Python is busy for the "
         "share after the colon), the same graph. Mean of the differences between an epoch and the "
@@ -121,17 +115,15 @@ def exposed(results: Path) -> Iterator[str]:
         for name, share in row["share_of_stock"].items():
             yield (
                 f"| {row['step']} | {row['num_workers']} | {row['minibatches']} | {name} "
-                f"| {row['exposed_s'][name]:.2f} | {share['all']:.3f} ({share['low']:.3f} to "
-                f"{share['high']:.3f}) | {row['wrong_rows']} |"
+                f"| {row['exposed_s'][name]:.2f} "
+                f"| {ranged(share['all'], share['low'], share['high'], digits=3)} "
+                f"| {row['wrong_rows']} |"
             )
     yield ""
 
 
-def memory(results: Path) -> Iterator[str]:
+def memory(rows: list[Row]) -> Iterator[str]:
     """The table of memory."""
-    path = results / "memory.json"
-    if not path.exists():
-        return
     yield (
         "**Memory** above the table, in minibatches of rows, and after 20 epochs, half of them "
         "left early (`python benchmarks/bench_memory.py`):"
@@ -139,7 +131,7 @@ def memory(results: Path) -> Iterator[str]:
     yield ""
     yield "| lane | peak | MB, threads, descriptors after 2 epochs | after 20 | wrong rows |"
     yield "|---|---|---|---|---|"
-    for row in json.loads(path.read_text())["rows"]:
+    for row in rows:
         ends = " | ".join(
             f"{end['resident_bytes'] / 2**20:.0f}, {end['threads']}, {end['descriptors']}"
             for end in (row["after"][1], row["after"][-1])
@@ -148,12 +140,8 @@ def memory(results: Path) -> Iterator[str]:
     yield ""
 
 
-def planning(results: Path) -> Iterator[str]:
+def planning(rows: list[Row]) -> Iterator[str]:
     """The table of planning cost: the slowest cell of each table size and order."""
-    path = results / "planning.json"
-    if not path.exists():
-        return
-    report = json.loads(path.read_text())
     yield (
         "**Planning** with `window`, one core, million ids a second: least and most over windows "
         "and caches (`python benchmarks/bench_planning.py`):"
@@ -161,25 +149,21 @@ def planning(results: Path) -> Iterator[str]:
     yield ""
     yield "| table rows | order of ids | least | most | target | bytes a row, slot, known id |"
     yield "|---|---|---|---|---|---|"
-    cells: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for row in report["rows"]:
+    cells: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
         cells.setdefault((row["rows"], row["order"]), []).append(row)
-    for (rows, order), found in cells.items():
+    for (num_rows, order), found in cells.items():
         speeds = [row["million_ids_per_s"] for row in found]
         state = ", ".join(f"{value:.1f}" for value in found[0]["bytes"].values())
         yield (
-            f"| {rows:,} | {order} | {min(speeds):.1f} | {max(speeds):.1f} "
+            f"| {num_rows:,} | {order} | {min(speeds):.1f} | {max(speeds):.1f} "
             f"| {found[0]['target']:.0f} | {state} |"
         )
     yield ""
 
 
-def retention(results: Path) -> Iterator[str]:
+def retention(rows: list[Row]) -> Iterator[str]:
     """The table of hit rates."""
-    path = results / "retention.json"
-    if not path.exists():
-        return
-    rows = json.loads(path.read_text())["rows"]
     windows = sorted({row["window"] for row in rows if row["policy"] == "window"})
     yield (
         "**Hit rates** on id traces recorded with `featsync record`, the second half counted "
@@ -213,11 +197,25 @@ def environment(facts: dict[str, Any]) -> str:
     )
 
 
+def tables(results: Path) -> Iterator[str]:
+    """All tables whose results are there."""
+    reports = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}
+
+    def of_file(name: str, table: Callable[[list[Row]], Iterator[str]]) -> Iterator[str]:
+        if name in reports:
+            yield from table(reports[name]["rows"])
+
+    yield from of_file("gather", gathers)
+    yield from pipelines({name: report for name, report in reports.items() if "ratio" in report})
+    yield from of_file("exposed", exposed)
+    yield from of_file("planning", planning)
+    yield from of_file("retention", retention)
+    yield from of_file("memory", memory)
+
+
 def main() -> None:
     """Replace what stands between the two marks."""
-    results = HERE / "results"
-    parts = (gathers, pipelines, exposed, planning, retention, memory)
-    lines = [line for part in parts for line in part(results)]
+    lines = tables(HERE / "results")
     body = "\n".join([BEGIN, "", *lines, END])
     text = README.read_text()
     README.write_text(

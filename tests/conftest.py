@@ -1,4 +1,4 @@
-"""Hypothesis profile, and what is left out where DGL or a GPU is missing, with the reason shown."""
+"""Hypothesis profile; what is left out without DGL or a GPU; no worker outlives its test."""
 
 import importlib.util
 import re
@@ -6,6 +6,8 @@ import re
 import pytest
 import torch
 from hypothesis import settings
+
+from support.loader_workers import end_loader_workers
 
 # The same examples in every run, on every machine.
 settings.register_profile(
@@ -41,3 +43,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=NO_DGL))
         if not has_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+@pytest.fixture(autouse=True)
+def no_loader_worker_is_left():
+    yield
+    end_loader_workers()

@@ -1,19 +1,13 @@
-"""Several ranks, with plain and with shared tables: cases 2, 3, 15, 17, 18 and 21 to 23.
+"""Several ranks, with plain and with shared tables: cases 2, 3, 15, 17, 18, 21 and 23.
 
-Starting ranks is slow, so one launch establishes many facts, each its own test. Run by itself under
-torchrun this file checks what case 23 asks for there.
+Each function before the tests is a fact, see `support.facts`.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from contextlib import nullcontext
-from datetime import timedelta
-from pathlib import Path
 
 import dgl.graphbolt as gb
 import numpy as np
@@ -21,18 +15,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel
 
 import featsync
 from featsync.errors import ConfigError, FeatureError
 from featsync.workers import WORKERS
+from support.epochs import ddp, epoch, ring_seeds, split_batches, stock_epoch, train
+from support.facts import Launch, establish_under_torchrun, name_of
 from support.graphs import (
     HETERO_NODES,
     HandMade,
     assert_as_stock,
     assert_same,
-    end_loader_workers,
-    forked_workers,
     hetero_store,
     planned,
     planned_loader,
@@ -42,45 +35,16 @@ from support.graphs import (
     seeds_of,
     stock_loader,
 )
-from support.ranks import run_ranks
+from support.loader_workers import end_loader_workers, forked_workers, note_process
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 NOTHING = torch.tensor([], dtype=torch.int64)
 
 
 def both_kinds(make_store, rank):
     """The tables of a store, private to each rank, and shared by the ranks of the host."""
     return [make_store(), featsync.share(make_store() if rank == 0 else None)]
-
-
-def split_batches(num_items, **options):
-    """Minibatches of two seeds each, split over the ranks."""
-    items = gb.ItemSet(torch.arange(num_items) % 20, names="seed_nodes")
-    return gb.DistributedItemSampler(items, batch_size=2, **options).sample_neighbor(
-        ring20(), [2, 2]
-    )
-
-
-def epoch(loader, store, **keys):
-    """Seeds of one epoch, each minibatch as stock reads it for its own ids."""
-    keys = keys or {"nodes": ["x"], "edges": ["w"]}
-    seeds = []
-    for minibatch in loader:
-        assert_as_stock(minibatch, store, **keys)
-        seeds.append(seeds_of(minibatch))
-    return seeds
-
-
-def stock_epoch(source, num_workers=0):
-    loader = stock_loader(source, ring_store(), ["x"], num_workers=num_workers)
-    seeds = [seeds_of(minibatch) for minibatch in loader]
-    end_loader_workers()
-    return seeds
-
-
-# Facts: each runs on all ranks of one launch, and raises where it does not hold.
 
 
 def leaving_at_different_minibatches_is_followed_by_two_whole_epochs(rank):
@@ -92,8 +56,7 @@ def leaving_at_different_minibatches_is_followed_by_two_whole_epochs(rank):
                 break
 
         for _ in range(2):
-            seeds = epoch(loader, store)
-            assert seeds == [[2 * i % 20, (2 * i + 1) % 20] for i in range(10)]
+            assert epoch(loader, store) == ring_seeds()
 
 
 def a_type_that_one_rank_lacks_is_left_out_there_alone(rank):
@@ -160,20 +123,6 @@ def gradients_of_uneven_ranks_are_as_in_stock(rank):
                     assert_same(weight, other)
 
 
-def train(loader):
-    """Weights after two epochs of a model that every rank steps alike."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(1, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(2):
-        with Join([model]):
-            for minibatch in loader:
-                optimizer.zero_grad()
-                model(minibatch.node_features["x"]).square().mean().backward()
-                optimizer.step()
-    return [parameter.detach().clone() for parameter in model.module.parameters()]
-
-
 def a_plain_item_sampler_is_split_as_in_stock_and_not_twice(rank):
     """Case 18: the same seeds per rank, shuffled or not."""
     for shuffle in (False, True):
@@ -231,11 +180,6 @@ def loader_workers_work(rank):
         end_loader_workers()
 
 
-def note_process(minibatch):
-    minibatch.sampled_in = os.getpid()
-    return minibatch
-
-
 def a_validation_loop_on_one_rank_disturbs_nobody(rank):
     """Plain and shared stores never communicate: building and running stages is not collective.
 
@@ -265,20 +209,24 @@ def every_worker_serves_shared_tables(rank):
             assert len(epoch(loader, store)) == 3
 
 
-TWO_RANKS = [
-    leaving_at_different_minibatches_is_followed_by_two_whole_epochs,
-    a_type_that_one_rank_lacks_is_left_out_there_alone,
-    zero_rows_on_one_rank_are_delivered_as_such,
-    uneven_numbers_of_minibatches_are_normal,
-    uneven_numbers_of_minibatches_from_loader_workers_are_normal,
-    gradients_of_uneven_ranks_are_as_in_stock,
-    a_plain_item_sampler_is_split_as_in_stock_and_not_twice,
-    a_short_table_on_one_rank_is_the_error_of_that_rank,
-    sharing_tables_that_differ_is_an_error_on_every_rank,
-    loader_workers_work,
-    a_validation_loop_on_one_rank_disturbs_nobody,
-    every_worker_serves_shared_tables,
-]
+TWO_RANKS = Launch(
+    2,
+    [
+        leaving_at_different_minibatches_is_followed_by_two_whole_epochs,
+        a_type_that_one_rank_lacks_is_left_out_there_alone,
+        zero_rows_on_one_rank_are_delivered_as_such,
+        uneven_numbers_of_minibatches_are_normal,
+        uneven_numbers_of_minibatches_from_loader_workers_are_normal,
+        gradients_of_uneven_ranks_are_as_in_stock,
+        a_plain_item_sampler_is_split_as_in_stock_and_not_twice,
+        a_short_table_on_one_rank_is_the_error_of_that_rank,
+        sharing_tables_that_differ_is_an_error_on_every_rank,
+        loader_workers_work,
+        a_validation_loop_on_one_rank_disturbs_nobody,
+        every_worker_serves_shared_tables,
+    ],
+    timeout_s=240,
+)
 
 
 def three_uneven_ranks_yield_their_stock_minibatches(rank):
@@ -297,10 +245,6 @@ def three_uneven_ranks_yield_their_stock_minibatches(rank):
                         assert epoch(loader, store) == wanted
 
 
-def ddp():
-    return DistributedDataParallel(torch.nn.Linear(1, 1))
-
-
 def ranks_of_a_sub_group_share_among_themselves(rank):
     """Rank 1 is no member, brings nothing and is not waited for."""
     group = dist.new_group([0, 2])
@@ -316,135 +260,39 @@ def ranks_of_a_sub_group_share_among_themselves(rank):
     assert len(epoch(loader, store)) == 2
 
 
-THREE_RANKS = [
-    three_uneven_ranks_yield_their_stock_minibatches,
-    ranks_of_a_sub_group_share_among_themselves,
-]
-
-
-def establish(rank, names):
-    """All facts in turn; the first that does not hold ends the launch."""
-    for name in names:
-        globals()[name](rank)
-        end_loader_workers()
-        dist.barrier()
-
-
-def launch(facts, world_size, timeout_s):
-    """The failure of a launch, in words; ``None`` if all facts hold."""
-    names = [fact.__name__ for fact in facts]
-    try:
-        run_ranks(establish, world_size, names, timeout_s=timeout_s)
-    except AssertionError as error:
-        return str(error)
-    return None
-
-
-def assert_established(failure, fact, facts):
-    """A fact holds if its launch went well, or failed at a later one."""
-    if failure is None:
-        return
-    failed = [i for i, other in enumerate(facts) if f"in {other.__name__}\n" in failure]
-    if not failed or facts.index(fact) >= failed[0]:
-        pytest.fail(failure)
-
-
-@pytest.fixture(scope="module")
-def two_ranks():
-    return launch(TWO_RANKS, 2, timeout_s=240)
-
-
-@pytest.fixture(scope="module")
-def three_ranks():
-    return launch(THREE_RANKS, 3, timeout_s=150)
+THREE_RANKS = Launch(
+    3,
+    [
+        three_uneven_ranks_yield_their_stock_minibatches,
+        ranks_of_a_sub_group_share_among_themselves,
+    ],
+)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fact", TWO_RANKS, ids=lambda fact: fact.__name__)
-def test_on_two_ranks(two_ranks, fact):
-    assert_established(two_ranks, fact, TWO_RANKS)
+@pytest.mark.parametrize("fact", TWO_RANKS.facts, ids=name_of)
+def test_on_two_ranks(fact):
+    TWO_RANKS.check(fact)
 
 
-@pytest.mark.parametrize("fact", THREE_RANKS, ids=lambda fact: fact.__name__)
-def test_on_three_ranks(three_ranks, fact):
-    assert_established(three_ranks, fact, THREE_RANKS)
+@pytest.mark.parametrize("fact", THREE_RANKS.facts, ids=name_of)
+def test_on_three_ranks(fact):
+    THREE_RANKS.check(fact)
 
 
-# Case 22: leaving with the other rank still at work
-
-
-def leave_first(rank, store_file):
-    """Rank 0 ends its epochs and exits; rank 1 is slow, and needs nobody."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store_file}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
-    plain, shared = both_kinds(ring_store, rank)
-    for store, worker in ((plain, "thread"), (shared, "thread"), (shared, "process")):
-        loader = planned_loader(split_batches(16), store, ["x"], ["w"], worker=worker, lookahead=4)
-        assert len(epoch(loader, store)) == 4
-    loader = planned_loader(split_batches(16), shared, ["x"], ["w"], lookahead=4)
-    left = Path(f"{store_file}.left")
-    for minibatch in loader:
-        assert_as_stock(minibatch, shared, ["x"], ["w"])
-        if rank == 1:
-            deadline = time.monotonic() + 30
-            while not left.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert left.exists()
-            time.sleep(0.2)  # a slow step, long after the other rank went
-    if rank == 0:
-        left.touch()
-
-
-def test_a_rank_may_exit_while_another_is_still_at_work():
-    """Case 22: under mp.spawn both exit with 0, which it checks."""
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(leave_first, (f"{folder}/store",), nprocs=2)
-
-
-# Case 23: the same under torchrun
-
-
-def test_loader_workers_and_uneven_ranks_work_under_torchrun():
-    """Case 23: and both ranks exit with 0, rank 0 while rank 1 is still at work (case 22)."""
-    tests = Path(__file__).parent
-    done = subprocess.run(
-        [*TORCHRUN, "--standalone", "--nproc-per-node=2", __file__],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("done")) == [
-        "done 0",
-        "done 1",
-    ]
-
-
-def main():
-    """What torchrun starts on each rank."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    rank = dist.get_rank()
-    loader_workers_work(rank)
-    uneven_numbers_of_minibatches_are_normal(rank)
+def a_rank_that_is_done_may_exit_before_a_slow_one(rank):
+    """Case 22: rank 1 takes its time, long after rank 0 went."""
     store = featsync.share(ring_store() if rank == 0 else None)
     for minibatch in planned_loader(split_batches(16), store, ["x"], lookahead=4):
         assert_as_stock(minibatch, store, ["x"])
-        time.sleep(0.2 * rank)  # a slow step on rank 1
-    print(f"done {rank}", flush=True)  # noqa: T201
+        time.sleep(0.2 * rank)
 
 
-if __name__ == "__main__":
-    main()
+def test_loader_workers_and_uneven_ranks_work_under_torchrun():
+    """Cases 22 and 23."""
+    facts = [
+        loader_workers_work,
+        uneven_numbers_of_minibatches_are_normal,
+        a_rank_that_is_done_may_exit_before_a_slow_one,
+    ]
+    establish_under_torchrun(facts, 2, timeout_s=120)

@@ -22,32 +22,9 @@ from support.graphs import (
     served,
     store_of,
 )
+from support.tensors import DTYPES, awkward_rows
 
 pytestmark = pytest.mark.dgl
-
-INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
-_SAME_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def awkward_rows(dtype, shape=(20, 3)):
-    """Rows of any bits; floats among them -0.0, infinities, quiet and signalling NaNs."""
-    generator = torch.Generator().manual_seed(7)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).bool()
-    part = torch.float32 if dtype.is_complex else dtype
-    item_bytes = torch.empty(0, dtype=part).element_size()
-    num_parts = torch.Size(shape).numel() * (2 if dtype.is_complex else 1)
-    bits = torch.randint(0, 256, (num_parts * item_bytes,), dtype=torch.uint8, generator=generator)
-    rows = bits.view(part)
-    if dtype in FLOATS:
-        as_bits = rows.view(_SAME_SIZE[item_bytes])
-        infinity = torch.tensor(float("inf"), dtype=part).view(as_bits.dtype)
-        rows[0] = -0.0
-        as_bits[1] = -1  # a NaN with its sign and its whole payload
-        as_bits[2] = infinity + 1  # a signalling NaN
-        as_bits[3] = infinity
-    return rows.view(dtype).view(shape)
 
 
 @pytest.mark.parametrize("transport", ["auto", "shared_memory", "p2p"])
@@ -56,7 +33,7 @@ def awkward_rows(dtype, shape=(20, 3)):
 @pytest.mark.parametrize("worker", WORKERS)
 def test_every_dtype_arrives_bit_for_bit(worker, device_cache, ids_dtype, transport):
     """Case 12: NaN payloads and -0.0 included; from the table and from the cache."""
-    tables = {str(dtype).removeprefix("torch."): awkward_rows(dtype) for dtype in INTEGERS + FLOATS}
+    tables = {str(dtype).removeprefix("torch."): awkward_rows(dtype) for dtype in DTYPES}
     stock = store_of({("node", None, name): table for name, table in tables.items()})
     ids = torch.randperm(20, generator=torch.Generator().manual_seed(1)).to(ids_dtype)
     loader = planned_loader(

@@ -7,50 +7,176 @@ for here. `test_two_hosts` has the same between machines.
 from __future__ import annotations
 
 import itertools
+import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 import featsync
+from featsync.errors import ConfigError, FeatureError, PeerError
+from support.facts import Launch, name_of
 from support.graphs import HandMade, assert_as_stock, planned, planned_loader, ring_store
 from support.parts import PARTITIONS, partitioned
-from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
 
 NUM_ROWS = 2000
+SETTINGS = {"transport": "p2p", "device_cache": 0.1, "cache_scope": "host"}
 
 
-def table():
-    return torch.arange(NUM_ROWS * 3.0).reshape(NUM_ROWS, 3)
+def table(dtype=torch.float32):
+    return torch.arange(NUM_ROWS * 3).reshape(NUM_ROWS, 3).to(dtype)
 
 
 def skewed(num_batches, seed, size=300):
-    """Distinct ids of which low ones come more often."""
+    """Distinct ids in any order, of which low ones come more often."""
     generator = torch.Generator().manual_seed(seed)
-    draws = [NUM_ROWS * torch.rand(size, generator=generator) ** 2 for _ in range(num_batches)]
-    return [draw.long().unique()[torch.randperm(len(draw.long().unique()), generator=generator)] for draw in draws]
+    draws = (NUM_ROWS * torch.rand(num_batches, size, generator=generator) ** 2).long()
+    return [ids[torch.randperm(len(ids), generator=generator)] for ids in map(torch.unique, draws)]
 
 
-def random_ids(rank, world_size):
-    for how, worker, lookahead, retention in itertools.product(
-        PARTITIONS, ("inline", "thread"), (1, 3, 8), ("window", "static")
-    ):
-        store = partitioned(ring_store(table()), how)
+def drain(loader, stock, num_batches=None, pause_s=0.0):
+    """Compare minibatches with a stock store; how many there were."""
+    done = 0
+    for minibatch in itertools.islice(loader, num_batches):
+        assert_as_stock(minibatch, stock, ["x"])
+        time.sleep(pause_s)
+        done += 1
+    return done
+
+
+# Facts: each runs on all ranks of one launch, and raises where it does not hold.
+
+
+def rows_are_as_in_stock(rank):
+    choices = itertools.product(
+        PARTITIONS, ("inline", "thread", "process"), (1, 8), ("window", "static")
+    )
+    for how, worker, lookahead, retention in choices:
         loader = planned_loader(
-            HandMade(skewed(25, rank)), store, ["x"], transport="p2p", device_cache=0.1,
-            cache_scope="host", lookahead=lookahead, worker=worker, retention=retention,
+            HandMade(skewed(12, rank)),
+            partitioned(ring_store(table()), how),
+            ["x"],
+            worker=worker,
+            lookahead=lookahead,
+            retention=retention,
+            **SETTINGS,
         )
-        for _ in range(2):
-            for minibatch in loader:
-                assert_as_stock(minibatch, ring_store(table()), ["x"])
+        assert drain(loader, ring_store(table())) == 12
+        assert drain(loader, ring_store(table())) == 12
         stats = featsync.stats(loader)
-        print(rank, how, worker, lookahead, retention, stats.features)
-        assert stats.rows == 2 * sum(map(len, skewed(25, rank)))
+        assert stats.rows == 2 * sum(map(len, skewed(12, rank)))
         assert stats.bytes["cache"] > 0
+        assert (
+            f"once for the {dist.get_world_size()} ranks of this machine"
+            in stats.features[next(iter(stats.features))].why
+        )
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_values(world_size):
-    run_ranks(random_ids, world_size, world_size, timeout_s=120)
+def other_dtypes_and_repeated_ids_arrive(rank):
+    wanted = [torch.cat([ids, ids[:50]]) for ids in skewed(8, rank)]
+    for dtype in (torch.bool, torch.float16, torch.int64, torch.complex128):
+        stock = ring_store(table(dtype))
+        loader = planned_loader(HandMade(wanted), partitioned(stock, "owners"), ["x"], **SETTINGS)
+        assert drain(loader, stock) == 8
+
+
+def what_one_rank_brought_is_there_for_the_others(rank):
+    """All want the same rows: of each, one rank asks its owner, and only once while it stays."""
+    store = partitioned(ring_store(table()), "owners")
+    wanted = skewed(1, seed=7, size=100) * 6
+    settings = SETTINGS | {"lookahead": 4}
+    loader = planned_loader(HandMade(wanted), store, ["x"], **settings)
+    assert drain(loader, ring_store(table())) == 6
+    from_peers = torch.tensor(featsync.stats(loader).features[("node", None, "x")].rows["peer"])
+    dist.all_reduce(from_peers)
+    # Each distinct row is far for all ranks but its owner.
+    assert from_peers == len(wanted[0])
+
+
+def ranks_may_be_uneven_and_leave_early(rank):
+    store = partitioned(ring_store(table()), "owners")
+    loader = planned_loader(
+        HandMade(skewed(4 + 6 * rank, rank)), store, ["x"], worker="thread", **SETTINGS
+    )
+    assert drain(loader, ring_store(table())) == 4 + 6 * rank
+    num_batches = 2 if rank == 0 else None
+    assert drain(loader, ring_store(table()), num_batches) == (
+        2 if rank == 0 else 10 + 6 * (rank - 1)
+    )
+    assert drain(loader, ring_store(table())) == 4 + 6 * rank
+    if rank == 0:  # the others are at other things
+        pipe = planned(HandMade(skewed(5, 9)), store, ["x"], worker="inline", **SETTINGS)
+        assert drain(pipe, ring_store(table())) == 5
+
+
+def a_loop_nested_in_another_reads_from_home(rank):
+    store = partitioned(ring_store(table()), "range")
+    outer = planned_loader(HandMade(skewed(4, rank)), store, ["x"], **SETTINGS)
+    for minibatch in outer:
+        inner = planned(HandMade(skewed(3, 50 + rank)), store, ["x"], **SETTINGS)
+        assert drain(inner, ring_store(table())) == 3
+        assert featsync.stats(inner).bytes["cache"] == 0
+        assert_as_stock(minibatch, ring_store(table()), ["x"])
+
+
+def after_an_error_the_next_iteration_has_a_new_cache(rank):
+    store = partitioned(ring_store(table()), "owners")
+    bad = [*skewed(4, rank), torch.tensor([NUM_ROWS])]
+    loader = planned_loader(
+        HandMade(bad if rank == 0 else skewed(400, rank)), store, ["x"], **SETTINGS
+    )
+    with pytest.raises(FeatureError if rank == 0 else PeerError) as caught:
+        drain(loader, ring_store(table()), pause_s=0.05)  # long enough to hear of it
+    assert f"{NUM_ROWS}" in str(caught.value)
+    assert rank == 0 or "rank 0" in str(caught.value)
+    dist.barrier()
+    loader = planned_loader(HandMade(skewed(8, rank)), store, ["x"], **SETTINGS)
+    assert drain(loader, ring_store(table())) == 8
+
+
+def ranks_with_other_settings_are_refused(rank):
+    store = partitioned(ring_store(table()), "owners")
+    if rank == 0:
+        assert drain(planned(HandMade(skewed(2, 0)), store, ["x"], **SETTINGS), ring_store(table()))
+    dist.barrier()
+    if rank == 1:
+        settings = SETTINGS | {"device_cache": 0.2}
+        with pytest.raises(ConfigError, match=r"rank 0 has .*'slots a rank': 200.*asks for .*400"):
+            drain(planned(HandMade(skewed(2, 0)), store, ["x"], **settings), ring_store(table()))
+    dist.barrier()
+    store = partitioned(ring_store(table()), "range")
+    loader = planned_loader(HandMade(skewed(2, 0)), store, ["x"], retention="lru", **SETTINGS)
+    with pytest.raises(ConfigError, match=r"retention = 'lru'.*static or window"):
+        drain(loader, ring_store(table()))
+
+
+def a_given_score_decides_who_stays(rank):
+    score = np.arange(NUM_ROWS, dtype=np.float64)
+    store = partitioned(ring_store(table()), "owners")
+    loader = planned_loader(
+        HandMade(skewed(6, rank)), store, ["x"], retention="static", score=score, **SETTINGS
+    )
+    for _ in range(2):
+        assert drain(loader, ring_store(table())) == 6
+
+
+FACTS = (
+    rows_are_as_in_stock,
+    other_dtypes_and_repeated_ids_arrive,
+    what_one_rank_brought_is_there_for_the_others,
+    ranks_may_be_uneven_and_leave_early,
+    a_loop_nested_in_another_reads_from_home,
+    after_an_error_the_next_iteration_has_a_new_cache,
+    ranks_with_other_settings_are_refused,
+    a_given_score_decides_who_stays,
+)
+LAUNCHES = [Launch(num_ranks, FACTS) for num_ranks in (2, 3)]
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=name_of)
+@pytest.mark.parametrize("fact", FACTS, ids=name_of)
+def test_host_cache(launch, fact):
+    launch.check(fact)

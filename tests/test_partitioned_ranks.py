@@ -1,16 +1,13 @@
-"""Partitioned tables on several ranks: cases 12, 14, 15, 17, 18 and 21 to 23, by each transport.
+"""Partitioned tables and what ranks do: cases 17, 18, 21 and 23, by each transport.
 
-Starting ranks is slow, so one launch establishes many facts, each its own test.
+Each function before the tests is a fact, see `support.facts`.
 """
 
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from contextlib import nullcontext
-from datetime import timedelta
-from pathlib import Path
 
 import dgl.graphbolt as gb
 import pytest
@@ -20,82 +17,29 @@ from torch.distributed.algorithms.join import Join
 
 import featsync
 from featsync.errors import ConfigError, FeatureError, PeerError
-from featsync.transports import TRANSPORTS
-from featsync.workers import WORKERS
+from support.epochs import ddp, epoch, split_batches, stock_epoch, train
+from support.facts import Launch, name_of
 from support.graphs import (
-    HETERO_EDGES,
-    HETERO_NODES,
     HandMade,
     assert_as_stock,
     assert_same,
-    end_loader_workers,
-    forked_workers,
-    hetero3,
-    hetero_store,
     planned,
     planned_loader,
     ring_batches,
     ring_store,
-    seed_batches,
     seeds_of,
     store_of,
 )
-from support.parts import PARTITIONS, part_of, partition_of, partitioned
-from support.ranks import run_ranks
-from test_cases_ranks import (
-    assert_established,
-    ddp,
-    epoch,
-    split_batches,
-    stock_epoch,
-    train,
+from support.loader_workers import end_loader_workers, forked_workers
+from support.parts import (
+    PARTITIONS,
+    WAYS,
+    part_of,
+    partitioned,
+    settings_of_ways,
 )
-from test_cases_values import FLOATS, INTEGERS, awkward_rows
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
-
-WAYS = ("auto", *TRANSPORTS)
-NOTHING = torch.tensor([], dtype=torch.int64)
-
-
-def settings_of_ways():
-    """Each transport with each partition, and with windows, caches and workers in turn."""
-    others = itertools.cycle(
-        itertools.product((1, 3, 8), (0, 0.3), [name for name in WORKERS if name != "process"])
-    )
-    for how, transport in itertools.product(PARTITIONS, WAYS):
-        for lookahead, device_cache, worker in itertools.islice(others, 3):
-            yield (
-                how,
-                {
-                    "transport": transport,
-                    "lookahead": lookahead,
-                    "device_cache": device_cache,
-                    "worker": worker,
-                },
-            )
-
-
-# Facts: each runs on all ranks of one launch, and raises where it does not hold.
-
-
-def rows_are_as_in_stock_on_a_homogeneous_graph(rank):
-    for how, settings in settings_of_ways():
-        store = partitioned(ring_store(), how)
-        loader = planned_loader(ring_batches(10), store, ["x"], ["w"], **settings)
-        for _ in range(2):
-            assert epoch(loader, ring_store())
-
-
-def rows_are_as_in_stock_on_a_heterogeneous_graph(rank):
-    for how, settings in settings_of_ways():
-        store = partitioned(hetero_store(), how)
-        source = seed_batches({"item": torch.arange(6), "user": torch.arange(4)})
-        source = source.sample_neighbor(hetero3(), [2, 2])
-        loader = planned_loader(source, store, HETERO_NODES, HETERO_EDGES, **settings)
-        for _ in range(2):
-            for minibatch in loader:
-                assert_as_stock(minibatch, hetero_store(), HETERO_NODES, HETERO_EDGES)
 
 
 def random_ids_of_many_rows_arrive(rank):
@@ -113,40 +57,6 @@ def random_ids_of_many_rows_arrive(rank):
         assert stats.bytes["host"] + stats.bytes["peer"] + stats.bytes["cache"] == 12 * 400 * 12
         if settings["transport"] == "p2p":
             assert stats.bytes["peer"] > 0
-
-
-def every_dtype_and_layout_arrives_bit_for_bit(rank):
-    """Cases 12 and 14: NaN payloads and -0.0 included; parts with strides of their own."""
-    tables = {str(dtype): awkward_rows(dtype) for dtype in INTEGERS + FLOATS}
-    base = torch.arange(160.0).reshape(20, 8)
-    tables |= {"slice": base[:, ::2], "transposed": base.reshape(8, 20).t()}
-    tables |= {"expanded": torch.arange(20.0).reshape(20, 1).expand(20, 4)}
-    tables |= {"empty": torch.empty(20, 0), "deep": torch.arange(120.0).reshape(20, 2, 3)}
-    stock = store_of({("node", None, name): table for name, table in tables.items()})
-    for how, transport in itertools.product(PARTITIONS, WAYS):
-        store = partitioned(stock, how)
-        for dtype in (torch.int32, torch.int64):
-            ids = torch.randperm(20, generator=torch.Generator().manual_seed(rank)).to(dtype)
-            batches = HandMade([ids, ids[:9], ids[5:], ids.flip(0)])
-            for cache in (0, 8):
-                loader = planned_loader(
-                    batches, store, list(tables), transport=transport, device_cache=cache
-                )
-                for minibatch in loader:
-                    assert_as_stock(minibatch, stock, list(tables))
-
-
-def zero_rows_on_one_rank_are_delivered_as_such(rank):
-    """Case 15: (0, d), right dtype and device; and nobody waits."""
-    some = torch.tensor([3, 9])
-    wanted = [some, some, NOTHING] if rank == 0 else [NOTHING, some, NOTHING]
-    stock = ring_store(torch.ones(20, 3, dtype=torch.float16))
-    for how, transport in itertools.product(PARTITIONS, WAYS):
-        loader = planned_loader(
-            HandMade(wanted), partitioned(stock, how), ["x"], transport=transport
-        )
-        for minibatch in loader:
-            assert_as_stock(minibatch, stock, ["x"])
 
 
 def uneven_numbers_of_minibatches_are_normal(rank):
@@ -259,29 +169,6 @@ def loader_workers_work(rank):
             end_loader_workers()
 
 
-def parts_in_files_stay_there(rank):
-    """Each rank maps its own part only; those of ranks on the same machine are mapped as well."""
-    x = torch.arange(60.0).reshape(20, 3)
-    world = dist.get_world_size()
-    for how, transport in itertools.product(PARTITIONS, WAYS):
-        partition = partition_of(how, 20, world)
-        part = part_of(x, partition, rank, world)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "part"
-            path.write_bytes(part.numpy().tobytes())
-            mapped = torch.from_file(
-                str(path), shared=True, size=part.numel(), dtype=part.dtype
-            ) if part.numel() else part  # fmt: skip
-            feature = featsync.PartitionedFeature(mapped.reshape(part.shape), partition)
-            store = store_of({("node", None, "x"): feature})
-            loader = planned_loader(
-                HandMade([torch.randperm(20) for _ in range(4)]), store, ["x"], transport=transport
-            )
-            for minibatch in loader:
-                assert_as_stock(minibatch, ring_store(x), ["x"])
-            dist.barrier()
-
-
 def parts_that_make_no_table_are_refused_on_every_rank(rank):
     """Bad input: all ranks are told the same, nobody waits, and the next one works."""
     world = dist.get_world_size()
@@ -328,29 +215,16 @@ def a_sub_group_has_tables_of_its_own(rank):
 
 
 FACTS = [
-    rows_are_as_in_stock_on_a_homogeneous_graph,
-    rows_are_as_in_stock_on_a_heterogeneous_graph,
     random_ids_of_many_rows_arrive,
-    every_dtype_and_layout_arrives_bit_for_bit,
-    zero_rows_on_one_rank_are_delivered_as_such,
     uneven_numbers_of_minibatches_are_normal,
     gradients_are_as_in_stock,
     leaving_at_different_minibatches_is_followed_by_two_whole_epochs,
     an_error_on_one_rank_is_raised_on_the_others_too,
     a_validation_loop_on_one_rank_disturbs_nobody,
     loader_workers_work,
-    parts_in_files_stay_there,
     parts_that_make_no_table_are_refused_on_every_rank,
     a_sub_group_has_tables_of_its_own,
 ]
-
-
-def establish(rank, names):
-    """All facts in turn; the first that does not hold ends the launch."""
-    for name in names:
-        globals()[name](rank)
-        end_loader_workers()
-        dist.barrier()
 
 
 # What depends on how many ranks there are; the rest is established on two.
@@ -361,68 +235,19 @@ OF_MANY_RANKS = [
     parts_that_make_no_table_are_refused_on_every_rank,
     a_sub_group_has_tables_of_its_own,
 ]
-LAUNCHES = {2: FACTS, 3: OF_MANY_RANKS, 4: OF_MANY_RANKS}
 
 
-def launch(world_size):
-    names = [fact.__name__ for fact in LAUNCHES[world_size]]
-    try:
-        run_ranks(establish, world_size, names, timeout_s=150)
-    except AssertionError as error:
-        return str(error)
-    return None
-
-
-@pytest.fixture(scope="module")
-def launches():
-    return {}
+LAUNCHES = [Launch(2, FACTS), Launch(3, OF_MANY_RANKS), Launch(4, OF_MANY_RANKS)]
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("world_size", "fact"),
-    [(size, fact) for size, facts in LAUNCHES.items() for fact in facts],
-    ids=lambda value: getattr(value, "__name__", None),
+    ("launch", "fact"),
+    [(launch, fact) for launch in LAUNCHES for fact in launch.facts],
+    ids=name_of,
 )
-def test_partitioned_tables(launches, world_size, fact):
-    if world_size not in launches:
-        launches[world_size] = launch(world_size)
-    assert_established(launches[world_size], fact, LAUNCHES[world_size])
-
-
-# Case 22: leaving with the other rank still at work
-
-
-def leave_first(rank, store_file):
-    """Rank 0 ends its epoch and exits; rank 1 is slow, and still needs its rows."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store_file}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
-    store = partitioned(ring_store(), "range")
-    loader = planned_loader(split_batches(16), store, ["x"], ["w"], lookahead=4, transport="p2p")
-    left = Path(f"{store_file}.left")
-    for minibatch in loader:
-        assert_as_stock(minibatch, ring_store(), ["x"], ["w"])
-        if rank == 1:
-            deadline = time.monotonic() + 30
-            while not left.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert left.exists()
-            time.sleep(0.2)
-    if rank == 0:
-        dist.destroy_process_group()
-        left.touch()
-
-
-def test_a_rank_serves_its_rows_until_the_others_are_done():
-    """Case 22: both exit with 0, which spawn checks; rank 0 lingers, its group destroyed."""
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(leave_first, (f"{folder}/store",), nprocs=2)
+def test_partitioned_tables(launch, fact):
+    launch.check(fact)
 
 
 def test_seeds_are_split_as_in_stock():

@@ -22,7 +22,8 @@ from featsync.config import load
 from featsync.feature_keys import feature_keys
 from featsync.loading import LoadedDataset
 from featsync.partitioned_store import partitioned_store
-from support.graphs import assert_as_stock, end_loader_workers, forked_workers, store_of
+from support.graphs import assert_as_stock, store_of
+from support.loader_workers import end_loader_workers, forked_workers
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]

@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import gc
-import subprocess
-import sys
-import textwrap
 import threading
-import time
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 
 from featsync.device import CpuDevice
-from featsync.errors import ConfigError, FeatureError, PeerError, PeerTimeoutError
+from featsync.errors import ConfigError, FeatureError, PeerError
 from featsync.move import Call, Gather
-from featsync.pool import Pool
 from featsync.table import ForeignTable, TensorTable
 from featsync.workers import WORKERS
-from featsync.workers.thread import MoverThread, ThreadWorker, _end_threads
-from support.sessions import TIMEOUT_S, in_shared_memory
-from support.strategies import NODE, table_of
-
-CALLING = ["inline", "thread"]  # process refuses what only this process can run
-PROJECT = Path(__file__).parent.parent
-
-
-class Bench:
-    """A worker, a table that every kind of worker can read, and memory that it can fill."""
-
-    def __init__(self, name, timeout=TIMEOUT_S):
-        self.worker = WORKERS[name](CpuDevice(), timeout)
-        self.source, self.segment = in_shared_memory(table_of(100, (3,), torch.float32))
-        self.worker.admit(TensorTable(NODE, lambda: self.source, self.segment))
-        self.pool = Pool(allocate=self.worker.allocate)
-
-    def empty(self, num_rows):
-        return self.pool.take((num_rows, 3), torch.float32)
-
-    def gather(self, *rows, target=None, positions=None, source=None):
-        target = self.empty(len(rows)) if target is None else target
-        places = None if positions is None else torch.tensor(positions)
-        source = self.source if source is None else source
-        return Gather("node/None/feat", source, torch.tensor(rows), target, places)
-
-    def expected(self, *rows):
-        return self.source[list(rows)].tolist()
+from support.moves import Bench
+from support.processes import open_descriptors
+from support.sessions import IN_THIS_PROCESS, TIMEOUT_S
+from support.strategies import NODE
 
 
 @pytest.fixture(params=sorted(WORKERS))
@@ -57,7 +26,7 @@ def bench(request):
     bench.worker.close()
 
 
-@pytest.fixture(params=CALLING)
+@pytest.fixture(params=IN_THIS_PROCESS)
 def calling(request):
     bench = Bench(request.param)
     yield bench
@@ -253,12 +222,8 @@ def test_a_ticket_lets_go_of_the_rows_that_it_moved(bench):
 
 @pytest.mark.parametrize("name", sorted(WORKERS))
 def test_nothing_is_left_of_a_closed_worker(name):
-    def descriptors():
-        gc.collect()
-        return len(list(Path("/proc/self/fd").iterdir()))
-
     Bench(name).worker.close()  # what is opened once and for all is open now
-    threads, before = set(threading.enumerate()), descriptors()
+    threads, before = set(threading.enumerate()), open_descriptors()
 
     for _ in range(3):
         bench = Bench(name)
@@ -270,7 +235,7 @@ def test_nothing_is_left_of_a_closed_worker(name):
         thread.join(TIMEOUT_S)
 
     assert set(threading.enumerate()) <= threads
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_a_foreign_read_runs_and_stores_what_it_read(calling):
@@ -306,134 +271,3 @@ def test_what_lies_in_this_process_alone_is_refused_by_a_process_with_the_featur
             worker.submit([Call("only-here", lambda: None)])
     finally:
         worker.close()
-
-
-def mover_threads():
-    return {thread for thread in threading.enumerate() if isinstance(thread, MoverThread)}
-
-
-def test_inline_moves_nothing_before_it_is_waited_for():
-    bench = Bench("inline")
-    move = bench.gather(1)
-    move.target.zero_()
-
-    ticket = bench.worker.submit([move])
-
-    assert not move.target.any()
-    assert ticket.seconds == 0
-    ticket.wait()
-    assert move.target.tolist() == bench.expected(1)
-
-
-def test_a_thread_moves_while_nobody_waits():
-    bench = Bench("thread")
-    is_moved = threading.Event()
-
-    bench.worker.submit([Call("x", is_moved.set)])
-
-    assert is_moved.wait(TIMEOUT_S)
-    bench.worker.close()
-
-
-def test_a_thread_that_does_not_finish_in_time_is_named_with_what_it_moves():
-    bench = Bench("thread", timeout=0.05)
-    may_go_on = threading.Event()
-    ticket = bench.worker.submit(
-        [Call("node/None/slow", lambda: may_go_on.wait(TIMEOUT_S)), bench.gather(1)]
-    )
-
-    with pytest.raises(PeerTimeoutError) as caught:
-        ticket.wait()
-
-    may_go_on.set()
-    bench.worker.close()
-    assert caught.value.peer == "mover thread"
-    assert str(caught.value) == (
-        "the mover thread did not finish 2 moves (node/None/slow, node/None/feat) in 0.05 s. Is a "
-        "feature's read() stuck, or its disk? Raise sync_feature's timeout if it is slow."
-    )
-
-
-def test_a_thread_ends_after_the_moves_that_it_has():
-    before = mover_threads()
-    bench = Bench("thread")
-    (thread,) = mover_threads() - before
-    move = bench.gather(1)
-    bench.worker.submit([move])
-
-    bench.worker.close()
-    thread.join(TIMEOUT_S)
-
-    assert not thread.is_alive()
-    assert move.target.tolist() == bench.expected(1)
-
-
-def run_program(body):
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(body)],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("what", ["copies rows", "runs a foreign read"])
-def test_an_interpreter_that_ends_while_its_thread_is_busy_ends_well(what):
-    done = run_program(
-        f"""
-        import sys
-        import threading
-        sys.path.insert(0, "tests")
-        import torch
-        from test_workers import Bench, Call, Gather
-        bench = Bench("thread")
-        rows = torch.randint(0, 100, (1_000_000,))
-        target = bench.empty(len(rows))
-        has_begun = threading.Event()
-
-        def read():
-            for _ in range(60):
-                torch.index_select(bench.source, 0, rows, out=target)
-
-        copying = [Gather("feat", bench.source, rows, target)] * 60
-        moves = copying if {what!r} == "copies rows" else [Call("feat", read)]
-        bench.worker.submit([Call("first", has_begun.set), *moves])
-        for _ in range(3):
-            bench.worker.submit(copying)
-        assert has_begun.wait(60)
-        sys.stdout.write("the end")
-        """
-    )
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "the end", "")
-
-
-def test_at_exit_a_thread_that_is_stuck_is_waited_for_no_longer_than_its_timeout():
-    bench = Bench("thread", timeout=0.05)
-    has_begun, may_go_on = threading.Event(), threading.Event()
-    never = []
-    bench.worker.submit([Call("stuck", lambda: (has_begun.set(), may_go_on.wait(TIMEOUT_S)))])
-    bench.worker.submit([Call("never begun", lambda: never.append(1))])
-    assert has_begun.wait(TIMEOUT_S)
-    (thread,) = (t for t in mover_threads() if t.timeout == 0.05)
-
-    began = time.monotonic()
-    _end_threads()
-    took = time.monotonic() - began
-
-    assert thread.is_alive()
-    assert took < 4
-    may_go_on.set()
-    thread.join(TIMEOUT_S)
-    assert not thread.is_alive()
-    assert never == []
-
-
-def test_a_closed_thread_worker_takes_no_more_moves():
-    worker = ThreadWorker(CpuDevice(), 5.0)
-    worker.close()
-
-    with pytest.raises(PeerError, match="closed"):
-        worker.submit([])

@@ -19,6 +19,7 @@ from featsync.partition import OwnerPartition
 from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey
 from featsync.testing.local_ranks import local_engines, local_tables
+from featsync.testing.rows import bits, random_bits
 from featsync.transports.contract import Landing, Pull, Transport
 
 __all__ = ["check_transport"]
@@ -93,7 +94,7 @@ class _Iteration:
             for pull in self._announced.pop(batch)
         ]
         fetches = self._transport.fetch(batch, landings)
-        moved = [_bytes(landing.target).any() for landing in landings]
+        moved = [bits(landing.target).any() for landing in landings]
         assert not any(moved), "fetch() has moved rows; it makes the moves and leaves them undone"
         CpuDevice().execute([*fetches.first, *fetches.last])
         for landing in landings:
@@ -101,7 +102,7 @@ class _Iteration:
             ids = landing.pull.table.parts.partition.rows_of(landing.pull.rank)[landing.rows]
             whole = self._wholes[landing.pull.table.key]
             wanted[torch.from_numpy(landing.positions)] = whole[torch.from_numpy(ids)]
-            assert torch.equal(_bytes(landing.target), _bytes(wanted)), (
+            assert torch.equal(bits(landing.target), bits(wanted)), (
                 f"rows of {landing.pull.table.key} ({wanted.dtype}) of rank {landing.pull.rank} "
                 "are not what they should be, or lie elsewhere"
             )
@@ -176,17 +177,11 @@ def _left_early(transport: type[Transport], engines: Sequence[Engine]) -> None:
 
 def _tables(dtypes: Sequence[torch.dtype], shapes: Sequence[tuple[int, ...]]) -> Tables:
     """Tables of random bits."""
-    generator = torch.Generator().manual_seed(0)
-    tables = {}
-    for dtype in dtypes:
-        for shape in shapes:
-            size = (_NUM_ROWS, *shape)
-            item_bytes = torch.empty(0, dtype=dtype).element_size()
-            num_bytes = torch.Size(size).numel() * item_bytes
-            bits = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=generator)
-            rows = bits.bool() if dtype == torch.bool else bits.view(dtype)
-            tables[FeatureKey("node", str(shape), str(dtype))] = rows.view(size)
-    return tables
+    return {
+        FeatureKey("node", str(shape), str(dtype)): random_bits(dtype, (_NUM_ROWS, *shape))
+        for dtype in dtypes
+        for shape in shapes
+    }
 
 
 def _iterations(
@@ -203,7 +198,3 @@ def _iterations(
         _Iteration(transport, engine, wholes, tables)
         for engine, tables in zip(engines, by_rank, strict=True)
     ]
-
-
-def _bytes(rows: torch.Tensor) -> torch.Tensor:
-    return rows.contiguous().view(-1).view(torch.uint8)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-import multiprocessing as mp
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import dgl.graphbolt as gb
 import torch
 from torch.utils.data import IterDataPipe
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import featsync
+from support.tensors import same_bits
 
 BUYS, SELLS = "user:buys:item", "shop:sells:item"
 
@@ -68,6 +63,22 @@ def store_of(tables: Mapping[tuple[str, str | None, str], Any]) -> gb.BasicFeatu
             for key, table in tables.items()
         }
     )
+
+
+class OwnRead(gb.Feature):
+    """A feature with a read of its own, which fails at id 17."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.table = table
+
+    def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
+        if ids is not None and 17 in ids:
+            raise ArithmeticError("17 cannot be read")
+        return self.table if ids is None else self.table[ids]
+
+    def size(self) -> torch.Size:
+        return self.table.shape[1:]
 
 
 def ring_store(x: torch.Tensor | None = None, w: torch.Tensor | None = None) -> Any:
@@ -126,16 +137,23 @@ class HandMade(IterDataPipe[Any]):
 
 
 class Counted(IterDataPipe[Any]):
-    """Passes minibatches on and counts how many were pulled, in all epochs."""
+    """Passes minibatches on; counts how many were pulled, in all epochs, and notes who pulled them.
+
+    Attributes:
+        pulled: How many.
+        threads: Identifiers of the threads that asked.
+    """
 
     def __init__(self, datapipe: IterDataPipe[Any]) -> None:
         super().__init__()
         self.datapipe = datapipe
         self.pulled = 0
+        self.threads: set[int] = set()
 
     def __iter__(self) -> Iterator[Any]:
         for minibatch in self.datapipe:
             self.pulled += 1
+            self.threads.add(threading.get_ident())
             yield minibatch
 
 
@@ -213,9 +231,7 @@ def _read(store: Any, domain: str, keys: Any, ids: Any) -> dict[Any, torch.Tenso
 def assert_same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Equal in shape, dtype, device and every bit (so NaN equals itself, and -0.0 is not 0.0)."""
     assert (found.shape, found.dtype, found.device) == (wanted.shape, wanted.dtype, wanted.device)
-    if found.numel():
-        a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (found, wanted))
-        assert torch.equal(a, b)
+    assert same_bits(found, wanted)
 
 
 def assert_as_stock(
@@ -249,53 +265,3 @@ def seeds_of(minibatch: gb.MiniBatch) -> Any:
 def served(worker: str, store: Any) -> Any:
     """A store that a worker can serve: the mover process sees shared memory only."""
     return featsync.share(store) if worker == "process" else store
-
-
-def end_loader_workers() -> None:
-    """End the worker processes of all loaders of this process.
-
-    They stay while their loader does. Stock loaders are parts of cycles, and ended by the garbage
-    collector each worker takes 5 seconds: its queue has lost its thread by then.
-    """
-    if mp.active_children():
-        for thing in gc.get_objects():
-            if type(thing) is _MultiProcessingDataLoaderIter:
-                thing._shutdown_workers()
-
-
-def open_handles() -> tuple[int, int]:
-    """Threads and descriptors of this process, without what the collector would end.
-
-    Sampled ids that loader workers sent are left out as well: each comes with a descriptor, and how
-    many have arrived differs from run to run.
-    """
-    gc.collect()
-    descriptors = 0
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            descriptors += not str(entry.readlink()).startswith("/dev/shm/torch_")
-        except FileNotFoundError:
-            continue  # the one that listed them
-    return threading.active_count(), descriptors
-
-
-def assert_no_more_handles_than(before: tuple[int, int]) -> None:
-    """Threads and descriptors have not become more; those told to end may take their time."""
-    deadline = time.monotonic() + 20
-    while (now := open_handles()) > before or now[1] > before[1]:
-        assert time.monotonic() < deadline, f"threads and descriptors: {before}, then {now}"
-
-
-@contextmanager
-def forked_workers() -> Iterator[None]:
-    """Fork loader workers also on ranks that were spawned.
-
-    There they are spawned too unless told otherwise, and each imports everything anew, which takes
-    seconds. Under torchrun they are forked.
-    """
-    method = mp.get_start_method(allow_none=True)
-    mp.set_start_method("fork", force=True)
-    try:
-        yield
-    finally:
-        mp.set_start_method(method, force=True)

@@ -1,7 +1,9 @@
-"""Partitioned tables of the tests: which rank gets which rows of a table."""
+"""Partitioned tables of the tests: which rank gets which rows of a table, and how they travel."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,13 @@ import torch.distributed as dist
 
 import featsync
 from featsync.partition import as_partition
+from featsync.transports import TRANSPORTS
+from featsync.workers import WORKERS
 from support.graphs import store_of
 
 PARTITIONS = ("range", "owners")
+WAYS = ("auto", *TRANSPORTS)
+NOTHING = torch.tensor([], dtype=torch.int64)
 
 
 def partition_of(how: str, num_rows: int, num_ranks: int) -> Any:
@@ -41,3 +47,21 @@ def partitioned(tables: Any, how: str, process_group: Any = None) -> Any:
         part = part_of(table, partition, rank, num_ranks)
         features[key] = featsync.PartitionedFeature(part, partition, process_group)
     return store_of(features)
+
+
+def settings_of_ways() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each transport with each partition, and with windows, caches and workers in turn."""
+    others = itertools.cycle(
+        itertools.product((1, 3, 8), (0, 0.3), [name for name in WORKERS if name != "process"])
+    )
+    for how, transport in itertools.product(PARTITIONS, WAYS):
+        for lookahead, device_cache, worker in itertools.islice(others, 3):
+            yield (
+                how,
+                {
+                    "transport": transport,
+                    "lookahead": lookahead,
+                    "device_cache": device_cache,
+                    "worker": worker,
+                },
+            )

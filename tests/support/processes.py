@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,3 +29,31 @@ def open_descriptors() -> int:
     """How many descriptors this process holds, once all garbage is gone."""
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def open_handles() -> tuple[int, int]:
+    """Threads and descriptors of this process, without what the collector would end.
+
+    Sampled ids that loader workers sent are left out as well: each comes with a descriptor, and how
+    many have arrived differs from run to run.
+    """
+    gc.collect()
+    descriptors = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            descriptors += not str(entry.readlink()).startswith("/dev/shm/torch_")
+        except FileNotFoundError:
+            continue  # the one that listed them
+    return threading.active_count(), descriptors
+
+
+def assert_no_more_handles_than(before: tuple[int, int]) -> None:
+    """Threads and descriptors have not become more; those told to end may take their time."""
+    deadline = time.monotonic() + 20
+    while (now := open_handles()) > before or now[1] > before[1]:
+        assert time.monotonic() < deadline, f"threads and descriptors: {before}, then {now}"
+
+
+def shared_memory_names() -> set[str]:
+    """Entries of /dev/shm but for those of other programs' sampled tensors."""
+    return {p.name for p in Path("/dev/shm").iterdir() if not p.name.startswith(("torch_", "sem."))}

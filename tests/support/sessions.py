@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
 import torch
 
 from featsync.counts import FeatureStats, Stats
 from featsync.device import CpuDevice
 from featsync.flights import Mover
+from featsync.plan import Want
 from featsync.residency import CacheSettings, Residency
+from featsync.retention import RETENTION
 from featsync.segment import Segment
 from featsync.session import Session
 from featsync.table import TensorTable
 from featsync.workers import WORKERS
+from support.tensors import same_bits
 
 TIMEOUT_S = 20.0
+IN_THIS_PROCESS = ["inline", "thread"]  # workers that reach private memory
+CACHING = [name for name in sorted(RETENTION) if name != "none"]
 
 
-def same_bits(found, wanted):
-    """Whether two tensors are equal bit for bit, NaN included."""
-    if found.dtype != wanted.dtype or found.shape != wanted.shape:
-        return False
-    numbers = [
-        np.ascontiguousarray(t.view(torch.uint8)) if t.numel() else b""
-        for t in (found.contiguous().reshape(-1), wanted.contiguous().reshape(-1))
-    ]
-    return bytes(numbers[0]) == bytes(numbers[1])
+def want(*ids, dtype=torch.int64):
+    """What one minibatch wants of one feature."""
+    return Want((torch.tensor(ids, dtype=dtype),))
 
 
 def table(key, tensor):

@@ -9,21 +9,8 @@ from hypothesis import strategies as st
 
 from featsync.plan import FeatureKey, Want
 from featsync.retention import RETENTION
+from support.tensors import DTYPES
 
-DTYPES = (
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-)
 NODE = FeatureKey("node", None, "feat")
 EDGE = FeatureKey("edge", None, "weight")
 OTHER = FeatureKey("node", None, "label")

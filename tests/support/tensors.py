@@ -1,36 +1,35 @@
-"""Tensors of every dtype, filled with random bits, and how to compare them bit for bit."""
+"""Tensors of every dtype, with bits that are easily lost, and how to compare them bit for bit."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-]
+from featsync.testing.rows import bits, random_bits
+
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+DTYPES = (*FLOATS, *INTEGERS, *COMPLEX)
+_SAME_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def random_bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """A contiguous tensor of random bits: NaN payloads and -0.0 included."""
-    item_bytes = torch.empty(0, dtype=dtype).element_size()
-    raw = np.random.default_rng(seed).integers(0, 256, (*shape, item_bytes), dtype=np.uint8)
-    raw = raw & 1 if dtype == torch.bool else raw
-    if raw.size == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+def awkward_rows(dtype: torch.dtype, shape: tuple[int, ...] = (20, 3)) -> torch.Tensor:
+    """Rows of any bits; floats among them -0.0, infinities, quiet and signalling NaNs."""
+    rows = random_bits(dtype, shape, seed=7)
+    if dtype in INTEGERS:
+        return rows
+    parts = (torch.view_as_real(rows) if dtype.is_complex else rows).view(-1)
+    as_bits = parts.view(_SAME_SIZE[parts.element_size()])
+    infinity = torch.tensor(float("inf"), dtype=parts.dtype).view(as_bits.dtype)
+    parts[0] = -0.0
+    as_bits[1] = -1  # a NaN with its sign and its whole payload
+    as_bits[2] = infinity + 1  # a signalling NaN
+    as_bits[3] = infinity
+    return rows
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in order of its elements, for comparisons that see every bit."""
-    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
+def same_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two tensors are equal in shape, dtype and every bit, wherever they lie."""
+    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+        return False
+    return torch.equal(bits(found.cpu()), bits(wanted.cpu()))

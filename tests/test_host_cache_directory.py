@@ -1,0 +1,273 @@
+"""Plans of several ranks for one cache: what is where, in every order of planning and of moving."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.belady import belady_hits
+from featsync.errors import ConfigError, FeatureError, PlanError
+from featsync.host_cache.directory import Directory
+from featsync.host_cache.layout import CacheMemory, CacheShape
+from featsync.host_cache.uses import MAX_HOST_WINDOW, NoUses, UsesOfRanks, word_type
+from featsync.pool import private_block
+from featsync.retention.levels import CountedLevels
+from featsync.row_kind import RowKind
+
+KIND = RowKind((1,), torch.int64)
+
+
+class Machine:
+    """Ranks that share a cache of ``(num_rows, 1)`` int64 rows, each row being its own number."""
+
+    def __init__(self, num_rows, num_slots, num_ranks, window, knows_uses=True):
+        shape = CacheShape(num_rows, num_slots, num_ranks, window)
+        block = private_block(CacheMemory.num_bytes(shape, KIND))
+        block[:] = 0
+        self.memory = CacheMemory(shape, KIND, block)
+        self.slots = self.memory.slots.numpy()[:, 0]
+        self.slots[:] = -1
+        levels = CountedLevels(num_rows, num_slots, self.memory.counts, self.memory.totals)
+        self.uses = [
+            UsesOfRanks(self.memory.words, self.memory.clocks) if knows_uses else NoUses()
+            for _ in range(num_ranks)
+        ]
+        self.directories = [
+            Directory(self.memory.directory, uses, levels, rank)
+            for rank, uses in enumerate(self.uses)
+        ]
+        for rank, uses in enumerate(self.uses):
+            uses.begin(rank, [])
+        self.landed = [0] * num_ranks
+        self.read = [0] * num_ranks
+
+    def check(self):
+        """Rows and slots lead to each other, and no row has two slots."""
+        resident = self.directories[0].resident
+        rows = resident[resident >= 0]
+        assert len(np.unique(rows)) == len(rows)
+        slot_of_row = self.memory.directory.slot_of_row
+        assert (slot_of_row[rows] - 1 == np.flatnonzero(resident >= 0)).all()
+        assert np.count_nonzero(slot_of_row) == len(rows)
+
+
+class Rank:
+    """One rank's minibatches: planned in order, moved in order."""
+
+    def __init__(self, machine, rank, batches):
+        self.machine, self.rank, self.batches = machine, rank, batches
+        self.num_pushed = self.num_planned = 0
+        self.moves = deque()
+        self.num_from_home = 0
+
+    def can_push(self, window):
+        return self.num_pushed < min(len(self.batches), self.num_planned + window)
+
+    def push(self):
+        self.machine.directories[self.rank].push(self.batches[self.num_pushed])
+        self.num_pushed += 1
+
+    def plan(self):
+        ids = self.batches[self.num_planned]
+        self.num_planned += 1
+        number = self.num_planned
+        lookup = self.machine.directories[self.rank].plan(number, ids, None)
+        self.machine.check()
+        assert len(np.unique(lookup.fill_slots)) == len(lookup.fill_slots)
+        assert (lookup.slots[lookup.fill_positions] < 0).all()
+        self.num_from_home += int((lookup.slots < 0).sum())
+        self.moves.append(lambda: self._read(number, ids, lookup))
+        self.moves.append(lambda: self._fill(number, ids, lookup))
+
+    def _read(self, number, ids, lookup):
+        machine = self.machine
+        if any(machine.landed[rank] < plan for rank, plan in lookup.read_after.items()):
+            return False
+        hit = lookup.slots >= 0
+        assert (machine.slots[lookup.slots[hit]] == ids[hit]).all()
+        machine.read[self.rank] = number
+        return True
+
+    def _fill(self, number, ids, lookup):
+        machine = self.machine
+        if any(machine.landed[r] < plan for r, plan in lookup.fill_after_landings.items()) or any(
+            machine.read[r] < plan for r, plan in lookup.fill_after_readings.items()
+        ):
+            return False
+        machine.slots[lookup.fill_slots] = ids[lookup.fill_positions]
+        machine.landed[self.rank] = number
+        return True
+
+
+def distinct(rng, num_rows, size):
+    return rng.permutation(num_rows)[:size]
+
+
+@st.composite
+def programs(draw):
+    num_rows = draw(st.integers(1, 30))
+    num_ranks = draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    batches = [
+        [
+            distinct(rng, num_rows, rng.integers(0, num_rows + 1))
+            for _ in range(draw(st.integers(0, 6)))
+        ]
+        for _ in range(num_ranks)
+    ]
+    return (
+        num_rows,
+        draw(st.integers(1, num_rows)),
+        draw(st.sampled_from([1, 2, 7, 8, 15, 31])),
+        batches,
+        draw(st.booleans()),
+        rng,
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs())
+def test_every_order_of_plans_and_moves_reads_the_right_rows_and_ends(program):
+    num_rows, num_slots, window, batches, knows_uses, rng = program
+    machine = Machine(num_rows, num_slots, len(batches), window, knows_uses)
+    ranks = [Rank(machine, rank, own) for rank, own in enumerate(batches)]
+
+    while True:
+        # Moves of a rank happen in order; which rank does what next is anybody's guess.
+        steps = [rank.push for rank in ranks if rank.can_push(window)]
+        steps += [rank.plan for rank in ranks if rank.num_planned < rank.num_pushed]
+        if steps and rng.random() < 0.5:
+            steps[rng.integers(len(steps))]()
+            continue
+        waiting = [rank for rank in ranks if rank.moves]
+        if not waiting and not steps:
+            break
+        done = [rank for rank in rng.permutation(waiting) if rank.moves[0]()]
+        for rank in done:
+            rank.moves.popleft()
+        assert done or steps, "all wait for each other"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(2, 25),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.integers(0, 2**32 - 1),
+    st.data(),
+)
+def test_with_all_uses_known_nobody_could_find_more_rows_in_the_cache(
+    num_rows, num_ranks, num_batches, seed, data
+):
+    """Belady's rule with bypass, over the minibatches of all ranks in the order of plans."""
+    num_slots = data.draw(st.integers(1, num_rows))
+    rng = np.random.default_rng(seed)
+    machine = Machine(num_rows, num_slots, num_ranks, MAX_HOST_WINDOW)
+    batches = [
+        [distinct(rng, num_rows, rng.integers(0, num_rows + 1)) for _ in range(num_batches)]
+        for _ in range(num_ranks)
+    ]
+    ranks = [Rank(machine, rank, own) for rank, own in enumerate(batches)]
+    for rank in ranks:
+        for _ in range(num_batches):
+            rank.push()
+    for _ in range(num_batches):
+        for rank in ranks:
+            rank.plan()
+
+    in_order = [ids for step in zip(*batches, strict=True) for ids in step]
+    wanted = sum(map(len, in_order))
+    found = wanted - sum(rank.num_from_home for rank in ranks)
+    best = int(belady_hits(in_order, num_rows, num_slots).sum())
+    # Time counts steps, so between two ranks' uses in one step the order is not known.
+    assert found <= best
+    if num_ranks == 1:
+        assert found == best
+
+
+def test_a_row_that_two_ranks_want_in_one_step_is_brought_once():
+    machine = Machine(100, 10, 2, 2)
+    both = np.arange(10)
+    ranks = [Rank(machine, rank, [both, both]) for rank in range(2)]
+    for _ in range(2):
+        for rank in ranks:
+            rank.push()
+    for _ in range(2):
+        for rank in ranks:
+            rank.plan()
+    assert [rank.num_from_home for rank in ranks] == [10, 0]
+
+
+def test_rows_that_a_rank_has_otherwise_are_neither_read_nor_brought():
+    machine = Machine(10, 10, 2, 1)
+    directory = machine.directories[0]
+    directory.push(np.arange(6))
+    lookup = directory.plan(1, np.arange(6), np.array([True, False] * 3))
+    assert (lookup.slots == -1).all()
+    assert sorted(lookup.fill_positions) == [0, 2, 4]
+
+    directory.push(np.arange(6))
+    lookup = directory.plan(2, np.arange(6), np.array([False] * 4 + [True] * 2))
+    assert lookup.slots[:4].tolist() == [-1] * 4
+    assert lookup.slots[4] >= 0
+    assert lookup.fill_positions.tolist() == [5]
+
+
+def test_what_a_rank_that_left_was_to_use_holds_slots_no_longer_than_it_said():
+    machine = Machine(10, 2, 2, 4)
+    stays, leaves = machine.directories
+    leaves.push(np.array([0, 1]))
+    leaves.push(np.array([0, 1]))
+    leaves.plan(1, np.array([0, 1]), None)
+    machine.uses[1].end(1)
+
+    batches = [np.array([2, 3])] * 4
+    for ids in batches:
+        stays.push(ids)
+    hits = [int((stays.plan(n, ids, None).slots >= 0).sum()) for n, ids in enumerate(batches, 1)]
+    assert hits == [0, 0, 2, 2]
+
+
+def test_bad_ids_are_refused_and_change_nothing():
+    machine = Machine(10, 5, 2, 1)
+    before = [array.copy() for array in machine.memory.directory]
+    directory = machine.directories[0]
+    for bad in ([3, -1], [10]):
+        with pytest.raises(FeatureError, match="of a table of 10 rows"):
+            directory.push(np.array(bad))
+    with pytest.raises(PlanError, match="repeat"):
+        directory.push(np.array([4, 2, 4]))
+    for array, old in zip(machine.memory.directory, before, strict=True):
+        assert (array == old).all()
+    assert machine.memory.words.sum() == 0
+
+
+def test_the_window_fits_into_a_word():
+    assert word_type(7) is np.uint8
+    assert word_type(8) is np.uint16
+    assert word_type(31) is np.uint32
+    with pytest.raises(ConfigError, match="at most 31"):
+        word_type(32)
+
+
+def test_a_use_is_seen_from_the_clock_of_whoever_uses():
+    memory = Machine(5, 1, 3, 7).memory
+    uses = UsesOfRanks(memory.words, memory.clocks)
+    rows = np.array([0, 1, 2, 3])
+    assert uses.next_of(rows).tolist() == [-1] * 4
+
+    first = int(memory.clocks[0])
+    for ids in ([0], [1], [0, 2]):
+        uses.push(1, np.array(ids))
+    uses.push(2, np.array([1]))
+    assert (uses.next_of(rows) - first).tolist() == [0, 0, 2, -1 - first]
+    uses.pass_by(1, np.array([0]))
+    assert (uses.next_of(rows) - first).tolist() == [2, 0, 2, -1 - first]
+    assert uses.now == first
+    uses.end(2)
+    assert (uses.next_of(rows) - first).tolist() == [2, 1, 2, -1 - first]
