@@ -168,7 +168,7 @@ def test_an_owner_sends_what_was_announced_and_is_still_wanted_once():
     rows = list(unpack(buffer, [2, 3], [RowKind((2,), x.dtype), RowKind((), y.dtype)]))
     assert torch.equal(rows[0], x[[1, 9]])
     assert torch.equal(rows[1], y[[0, 0, 2]])
-    assert served.rows_read == 5
+    assert served.rows_sent == served.rows_read == 5
     with pytest.raises(PlanError, match="minibatch 5 were ordered but not announced"):
         served.gather(3, order_of(0, 5), buffer)
 

@@ -77,7 +77,8 @@ class Reader:
             fetch = Fetch(len(ids[key])) if every == 1 else Fetch(len(ids[key]), positions)
             deliveries[key] = Delivery(fetch, target)
         num_of_others = self.rows.num_of_others(batch, deliveries)
-        CpuDevice().execute(self.rows.fetch(batch, deliveries))
+        fetches = self.rows.fetch(batch, deliveries)
+        CpuDevice().execute([*fetches.first, *fetches.last])
         for key, whole in whole_tables().items():
             wanted = torch.zeros_like(deliveries[key].target)
             wanted[::every] = whole[ids[key][::every]]
@@ -91,7 +92,7 @@ def read_at_their_own_pace(rank, num_ranks):
     for how in ("runs", "mixed"):
         engine, tables = tables_of(rank, num_ranks, how)
         for transport in TRANSPORTS:
-            before = engine.served.rows_read
+            before = engine.served.rows_sent
             dist.barrier()  # nobody asks before everybody has looked
             reader = Reader(tables, transport)
             num_minibatches, ahead = 4 + 3 * rank, 1 + 2 * rank
@@ -104,7 +105,7 @@ def read_at_their_own_pace(rank, num_ranks):
                     )
             reader.rows.close()
             dist.barrier()
-            sent[how, transport] = (sent[how, transport], engine.served.rows_read - before)
+            sent[how, transport] = (sent[how, transport], engine.served.rows_sent - before)
     return sent
 
 

@@ -62,7 +62,8 @@ def read(table, route, ids):
     remote = RemoteRows({KEY: table}, {KEY: route})
     target = torch.zeros((len(ids), *table.kind.shape), dtype=table.kind.dtype)
     remote.announce(0, {KEY: Want((ids,))})
-    CpuDevice().execute(remote.fetch(0, {KEY: Delivery(Fetch(len(ids)), target)}))
+    fetches = remote.fetch(0, {KEY: Delivery(Fetch(len(ids)), target)})
+    CpuDevice().execute([*fetches.first, *fetches.last])
     remote.close()
     return target
 
@@ -113,10 +114,10 @@ def test_rows_are_sent_once_for_each_want_and_nothing_that_nobody_wants(drawn, d
         ):
             wanted = data.draw(st.lists(row, max_size=30)) if owners else []
             ids = torch.tensor(wanted, dtype=torch.int64)
-            before = [served.rows_read for served in sent]
+            before = [served.rows_sent for served in sent]
             assert torch.equal(read(table, route_of(table, "p2p"), ids), rows[ids])
             found = np.bincount([owners[i] for i in wanted] or [0], minlength=num_ranks)
             found *= bool(wanted)
             found[engine.world.rank] = 0
-            read_now = [s.rows_read - b for s, b in zip(sent, before, strict=True)]
+            read_now = [s.rows_sent - b for s, b in zip(sent, before, strict=True)]
             assert read_now == found.tolist()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from featsync.errors import PeerError
 from featsync.exchange.faults import gone, silent
+from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
 from featsync.exchange.sender import time_limit
 from featsync.exchange.vigil import LOOK_S, Vigil
@@ -32,6 +35,7 @@ class Arrival:
         work: The posted receive; ``None`` if the rank was gone already.
         is_named: Whether the owner has said that the rows are under way.
         error: Why they will not come.
+        masks: How the rows of each part are arranged, see `arranged`; known when they have come.
     """
 
     rank: int
@@ -40,6 +44,7 @@ class Arrival:
     work: Any = None
     is_named: bool = False
     error: PeerError | None = None
+    masks: list[list[NDArray[np.bool_]]] = field(default_factory=list)
 
 
 class Arrivals:
@@ -99,8 +104,9 @@ class Arrivals:
                 self._arrivals.pop((rank, arrival.tag), None)
         arrival.work = None
 
-    def name(self, rank: int, words: dict[str, Any]) -> None:
+    def name(self, rank: int, frame: Frame) -> None:
         """The owner says that rows are under way, or why not."""
+        words = frame.words
         with self._changed:
             arrival = self._arrivals.get((rank, words["tag"]))
             if arrival is None:
@@ -108,6 +114,8 @@ class Arrivals:
             if words["kind"] == "failed":
                 name = self._world.name(rank)
                 arrival.error = PeerError(f"{name} cannot send its rows: {words['what']}", name)
+            else:
+                arrival.masks = _masks(words["masks"], frame.numbers)
             arrival.is_named = True
             self._changed.notify_all()
 
@@ -115,3 +123,15 @@ class Arrivals:
         """Let all who wait look around: a rank has ended, or failed."""
         with self._changed:
             self._changed.notify_all()
+
+
+def _masks(lengths: list[list[int]], numbers: NDArray[np.uint8]) -> list[list[NDArray[np.bool_]]]:
+    start = 0
+    masks: list[list[NDArray[np.bool_]]] = []
+    for of_part in lengths:
+        masks.append([])
+        for length in of_part:
+            end = start + -(-length // 8)
+            masks[-1].append(np.unpackbits(numbers[start:end], count=length).view(np.bool_))
+            start = end
+    return masks

@@ -7,6 +7,7 @@ from collections import deque
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -62,9 +63,15 @@ class Sender:
             work.wait(time_limit(self._timeout, sent))
             del work  # before the tensor, so that nothing of C++ outlives Python's hold on it
         buffer = self._blocks.take((words["num_bytes"],), torch.uint8)
-        self._served.gather(rank, order, buffer)
+        masks = self._served.gather(rank, order, buffer)
         sends.append((self._group.send([buffer], rank, words["tag"]), buffer))
-        self._links.send(rank, {"kind": "sent", "tag": words["tag"]})
+        packed = [[np.packbits(mask) for mask in of_part] for of_part in masks]
+        lengths = [[len(mask) for mask in of_part] for of_part in masks]
+        self._links.send(
+            rank,
+            {"kind": "sent", "tag": words["tag"], "masks": lengths},
+            [mask for of_part in packed for mask in of_part],
+        )
 
     def refuse(self, rank: int, frame: Frame | None, error: Exception) -> None:
         """Say why an order is not carried out; whoever still waits for it raises that."""

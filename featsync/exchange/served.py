@@ -15,11 +15,13 @@ from featsync.errors import PlanError
 from featsync.exchange.frames import Frame
 from featsync.exchange.id_code import decode
 from featsync.exchange.packing import packed_bytes, unpack
+from featsync.exchange.recent import RecentRows
 from featsync.exchange.rooms import Rooms, room_prefix
 from featsync.row_kind import RowKind
 
 __all__ = ["Served"]
 
+Mask = NDArray[np.bool_]
 _Announced = list[tuple[int, NDArray[np.int64]]]
 
 
@@ -30,16 +32,22 @@ class Served:
     Attributes:
         tables: Own parts ``(num_rows, *row_shape)``, by number; equal numbers on all ranks mean
             parts of one table.
-        rows_read: Rows gathered for other ranks so far.
+        rows_sent: Rows given to other ranks so far.
         rooms: Shared memory that this rank keeps for the others of its machine.
     """
 
     tables: dict[int, torch.Tensor] = field(default_factory=dict)
-    rows_read: int = 0
+    rows_sent: int = 0
     rooms: Rooms = field(default_factory=Rooms)
     _dropped_by: dict[int, set[int]] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _announced: dict[tuple[int, int], dict[int, _Announced]] = field(default_factory=dict)
+    _recent: dict[int, RecentRows] = field(default_factory=dict)
+
+    @property
+    def rows_read(self) -> int:
+        """Rows read from tables for other ranks so far."""
+        return sum(recent.rows_read for recent in self._recent.values())
 
     @property
     def num_announced(self) -> int:
@@ -60,6 +68,7 @@ class Served:
         ranks.add(rank)
         if len(ranks) == num_ranks:
             self.tables.pop(number, None)
+            self._recent.pop(number, None)
             self.rooms.forget(room_prefix(number))
             del self._dropped_by[number]
 
@@ -73,13 +82,17 @@ class Served:
         batches = self._announced.setdefault((rank, words["session"]), {})
         batches[words["batch"]] = parts
 
-    def gather(self, rank: int, frame: Frame, buffer: torch.Tensor) -> None:
+    def gather(self, rank: int, frame: Frame, buffer: torch.Tensor) -> list[list[Mask]]:
         """Put rows that were announced into a buffer, but for those the rank has by now.
 
         Args:
             rank: Who ordered.
             frame: The order: for each part a bit an id, or all of them.
-            buffer: ``(num_bytes,)``, as many bytes as the order says.
+            buffer: ``(num_bytes,)``, as many bytes as the order says; only to be read from then
+                on.
+
+        Returns:
+            How the rows of each part are arranged, see `arranged`.
 
         Raises:
             PlanError: They were not announced, or are not as many as ordered.
@@ -102,19 +115,35 @@ class Served:
                 f"{packed_bytes(counts, kinds)}: please report it"
             )
         targets = unpack(buffer, counts, kinds)
-        for table, (_, rows), target in zip(tables, wanted, targets, strict=True):
-            if target.numel():
-                torch.index_select(table, 0, torch.from_numpy(rows), out=target)
-            self.rows_read += len(rows)
+        ahead = self._steps_ahead()
+        step = words["batch"]
+        masks = []
+        for (number, rows), table, target in zip(wanted, tables, targets, strict=True):
+            recent = self._recent.setdefault(number, RecentRows())
+            masks.append(recent.gather(step, table, rows, target, is_kept=step in ahead))
+            recent.let_go(ahead)
+            self.rows_sent += len(rows)
+        return masks
 
     def forget(self, rank: int, session: int) -> None:
         """Drop what a loader's iteration announced: it is over."""
         self._announced.pop((rank, session), None)
+        self._let_go()
 
     def lose(self, rank: int) -> None:
         """Drop all that a rank announced: it is gone."""
         for key in [key for key in self._announced if key[0] == rank]:
             del self._announced[key]
+        self._let_go()
+
+    def _steps_ahead(self) -> set[int]:
+        """The steps that some rank announced and has not ordered."""
+        return {batch for batches in self._announced.values() for batch in batches}
+
+    def _let_go(self) -> None:
+        ahead = self._steps_ahead()
+        for recent in self._recent.values():
+            recent.let_go(ahead)
 
 
 def _masked(parts: _Announced, masks: list[int | None], numbers: NDArray[np.uint8]) -> _Announced:

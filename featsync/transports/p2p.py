@@ -17,6 +17,7 @@ from featsync.exchange.arrival import Arrival
 from featsync.exchange.engine import Engine
 from featsync.exchange.id_code import encode
 from featsync.exchange.packing import packed_bytes, unpack
+from featsync.exchange.recent import arranged
 from featsync.move import Call
 from featsync.partitioned_table import PartitionedTable
 from featsync.pool import Pool
@@ -105,9 +106,12 @@ class _Order:
             return
         self._engine.wait(self._arrival, self._session)
         views = unpack(self._arrival.buffer, *self._layout())
-        for landing, rows in zip(self._landings, views, strict=True):
-            target = landing.target
-            positions = torch.from_numpy(landing.positions)
+        masks = self._arrival.masks
+        for landing, rows, of_part in zip(self._landings, views, masks, strict=True):
+            target, places = landing.target, landing.positions
+            if of_part:
+                places = places.take(arranged(len(places), of_part))
+            positions = torch.from_numpy(places)
             target.index_copy_(0, positions.to(target.device), rows.to(target.device))
         self._arrival = None
 
