@@ -21,6 +21,7 @@ CROSSOVER = {
     "schema": 1,
     "machine": "any",
     "rows": 1000,
+    "local": {"message_s": 0.0, "gil_s": 0.0, "row_s": 1e-8, "byte_s": 1e-9},
     "transports": {
         "shared_memory": {"message_s": 0.0, "gil_s": 0.0, "row_s": 0.0, "byte_s": 1e-8},
         "p2p": {"message_s": 0.001, "gil_s": 0.001, "row_s": 1e-6, "byte_s": 1e-9},
