@@ -1,4 +1,4 @@
-"""Starts the ranks and has them measure, in rounds, so that all ways meet the machine in each mood.
+"""Measures in rounds, so that every way meets the machine in each of its moods.
 
 What is measured:
 
@@ -14,35 +14,19 @@ What is measured:
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from featsync.calibration.protocol import (
-    Fetched,
-    FetchPrepared,
-    KeepFetching,
-    Prepare,
-    Prepared,
-    Ran,
-    RankSpec,
-    Ready,
-    RunPython,
-)
-from featsync.calibration.samples import LOCAL, Measured, Sample, Setting, Tax, settings
+from featsync.calibration.protocol import Ran
+from featsync.calibration.ranks import Ranks
+from featsync.calibration.samples import LOCAL, Measured, Sample, Setting, Tax
 from featsync.errors import ConfigError
-from featsync.profile import VARIABLE
-from featsync.rank_processes import RankProcesses, environment_of_ranks
 from featsync.transports import TRANSPORTS
 
-__all__ = ["TAXED", "Options", "Ranks", "lost_seconds", "measure"]
+__all__ = ["Options", "lost_seconds", "measure"]
 
-# What messages carry whose tax is measured: as many rows as transports are compared for.
-TAXED = Setting(rows=10_000, row_bytes=64)
-_PYTHON_S = 0.2
-_TIMES = 3
 _FEWEST_RANKS = 2
 
 OnProgress = Callable[[str, int, int], None]
@@ -95,116 +79,73 @@ def measure(options: Options, on_progress: OnProgress) -> list[Measured]:
 
         on_step("starting", 0)
         with Ranks(num_ranks, options.timeout) as ranks:
-            found.append(ranks.measure(options.rounds, on_step))
+            found.append(_measure_with(ranks, num_ranks, options.rounds, on_step))
         on_step("done", options.rounds + 1)
     return found
 
 
+def lost_seconds(beside: Ran, alone: Ran) -> float:
+    """Seconds that some work took longer than it takes alone."""
+    return beside.seconds - beside.work * alone.seconds / alone.work
+
+
 @dataclass
 class _Found:
-    """What repetitions gave so far."""
+    """What repetitions gave so far: seconds a message."""
 
-    seconds: defaultdict[tuple[str, Setting], list[float]] = field(
+    fetches: defaultdict[tuple[str, Setting], list[float]] = field(
         default_factory=lambda: defaultdict(list)
     )
     fetching: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     serving: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-
-class Ranks:
-    """So many ranks, as processes; they end with the context, in order unless it raised."""
-
-    def __init__(self, num_ranks: int, timeout: float) -> None:
-        self._num_ranks = num_ranks
-        self._settings = settings(num_ranks)
-        environment = environment_of_ranks(os.environ, threads=1)
-        # What is measured does not depend on it, and it may be the very file to be written.
-        environment.pop(VARIABLE, None)
-        self._processes = RankProcesses(
-            "featsync.calibration.rank",
-            f"{num_ranks} ranks",
-            num_ranks,
-            lambda rank, store_file: RankSpec(rank, num_ranks, store_file, self._settings, timeout),
-            environment,
-            timeout,
+    def tax(self, way: str) -> Tax:
+        """The medians; less than nothing is noise. Nobody else reads a rank's own memory."""
+        serving = self.serving[way] or [0.0]
+        return Tax(
+            way,
+            max(0.0, statistics.median(self.fetching[way])),
+            max(0.0, statistics.median(serving)),
         )
 
-    def __enter__(self) -> Ranks:
-        return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None:
-            self._processes.finish()
-        self._processes.kill()
+def _measure_with(
+    ranks: Ranks, num_ranks: int, rounds: int, on_step: Callable[[str, int], None]
+) -> Measured:
+    ways = ranks.wait_ready()
+    # All memory is touched, by the largest message last; what that took does not count.
+    _fetch(ranks, ways, _Found(), lambda what: on_step(f"warm-up, {what}", 0))
+    found = _Found()
+    for number in range(1, rounds + 1):
+        in_turn = ways if number % 2 else ways[::-1]
 
-    def measure(self, rounds: int, on_step: Callable[[str, int], None]) -> Measured:
-        """Measure all ways in all settings, and the taxes of all ways, so many times."""
-        reached = [ready.ways for ready in self._processes.wait_ready(Ready)]
-        ways = [way for way in reached[0] if all(way in of_rank for of_rank in reached)]
-        # All memory is touched, the largest last; what it took does not count.
-        self._fetch_all(ways, _Found(), lambda what: on_step(f"warm-up, {what}", 0))
-        found = _Found()
-        for number in range(1, rounds + 1):
-            in_turn = ways if number % 2 else ways[::-1]
+        def on_what(what: str, number: int = number) -> None:
+            on_step(f"round {number}, {what}", number)
 
-            def on_what(what: str, number: int = number) -> None:
-                on_step(f"round {number}, {what}", number)
+        _fetch(ranks, in_turn, found, on_what)
+        on_what("beside Python")
+        _tax(ranks, in_turn, found)
+    samples = [
+        Sample(way, setting, statistics.median(found.fetches[way, setting]))
+        for way in ways
+        for setting in ranks.settings
+    ]
+    unreached = [name for name in TRANSPORTS if name not in ways]
+    return Measured(num_ranks, samples, [found.tax(way) for way in ways], unreached)
 
-            self._fetch_all(in_turn, found, on_what)
-            on_what("beside Python")
-            self._tax_all(in_turn, found)
-        return Measured(
-            self._num_ranks,
-            [
-                Sample(way, setting, statistics.median(found.seconds[way, setting]))
-                for way in ways
-                for setting in self._settings
-            ],
-            [_tax(way, found) for way in ways],
-            [name for name in TRANSPORTS if name not in ways],
-        )
 
-    def _fetch_all(
-        self, ways: Sequence[str], found: _Found, on_what: Callable[[str], None]
-    ) -> None:
-        everybody = range(self._num_ranks)
-        for setting in self._settings:
-            on_what(f"{setting.rows:,} rows of {setting.row_bytes:,} bytes")
-            for way in ways:
-                prepare = Prepare(way, setting, _TIMES)
-                self._processes.ask(dict.fromkeys(everybody, prepare), Prepared)
-                go = dict.fromkeys(everybody, FetchPrepared())
-                for fetched in self._processes.ask(go, Fetched).values():
-                    found.seconds[way, setting] += [
-                        seconds / fetched.messages for seconds in fetched.seconds
-                    ]
-
-    def _tax_all(self, ways: Sequence[str], found: _Found) -> None:
-        alone = self._run_python(None)
+def _fetch(ranks: Ranks, ways: list[str], found: _Found, on_what: Callable[[str], None]) -> None:
+    for setting in ranks.settings:
+        on_what(f"{setting.rows:,} rows of {setting.row_bytes:,} bytes")
         for way in ways:
-            beside = self._run_python(way)
-            found.fetching[way].append(lost_seconds(beside, alone) / max(1, beside.messages))
-            if way != LOCAL:
-                served, messages = self._serve(way)
-                found.serving[way].append(lost_seconds(served, alone) / max(1, messages))
-
-    def _run_python(self, beside: str | None) -> Ran:
-        return self._processes.ask({0: RunPython(_PYTHON_S, beside, TAXED)}, Ran)[0]
-
-    def _serve(self, way: str) -> tuple[Ran, int]:
-        """Have rank 0 count while the others fetch its rows; gives how many messages that were."""
-        work = {0: RunPython(_PYTHON_S, None, TAXED)}
-        others = dict.fromkeys(range(1, self._num_ranks), KeepFetching(_PYTHON_S, way, TAXED))
-        answers = self._processes.ask({**work, **others}, Ran)
-        return answers[0], sum(answers[rank].messages for rank in others)
+            found.fetches[way, setting] += ranks.fetch(way, setting)
 
 
-def _tax(way: str, found: _Found) -> Tax:
-    """The medians; less than nothing is noise."""
-    fetching, serving = found.fetching[way], found.serving[way] or [0.0]
-    return Tax(way, max(0.0, statistics.median(fetching)), max(0.0, statistics.median(serving)))
-
-
-def lost_seconds(beside: Ran, alone: Ran) -> float:
-    """Seconds that the work took longer than it takes alone."""
-    return beside.seconds - beside.work * alone.seconds / alone.work
+def _tax(ranks: Ranks, ways: list[str], found: _Found) -> None:
+    alone = ranks.run_python()
+    for way in ways:
+        beside = ranks.run_python(way)
+        found.fetching[way].append(lost_seconds(beside, alone) / max(1, beside.messages))
+        if way != LOCAL:
+            served = ranks.serve(way)
+            found.serving[way].append(lost_seconds(served, alone) / max(1, served.messages))
