@@ -1,4 +1,4 @@
-"""The command line: ``featsync bench``, ``check`` and ``record``.
+"""The command line: ``featsync bench``, ``calibrate``, ``check`` and ``record``.
 
 Exit status: 0, or 1 (something failed, or rows were wrong), or 2 (the request itself is wrong).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,42 @@ def bench(  # noqa: PLR0913 - each is an option of the command line
 
 
 @app.command()
+def calibrate(
+    ranks: Annotated[
+        int, typer.Option(metavar="R", help="Processes; if more than 2, 2 are measured as well.")
+    ] = 2,
+    out: Annotated[Path | None, typer.Option(help="Write the profile.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Draw what was measured.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 10,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds without a sign of life.")] = 60,
+) -> None:
+    """Measure what rows cost by each transport on this machine, for transport: auto."""
+    from featsync.calibration import command
+
+    _check_folders(out, plot_file)
+    if plot_file is not None:
+        command.check_plot()
+    with _progress() as on_progress:
+        measured = command.measure(command.Options(ranks, rounds, timeout), on_progress)
+    for one in measured:
+        profile = command.profile_of(one)
+        _OUT.print(command.seconds_table(one))
+        _OUT.print(command.costs_table(one, profile))
+        for line in command.crossovers(profile):
+            _OUT.print(line, highlight=False)
+        if one.unreached:
+            _OUT.print(f"Cannot bring rows between these ranks: {', '.join(one.unreached)}.")
+    # Of the number of ranks that was asked for, which is the largest.
+    if plot_file is not None:
+        command.plot(measured[-1], profile, plot_file)
+    if out is not None:
+        command.write(profile, out)
+    _OUT.print(command.what_next(out), soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
 def check(
     config: ConfigPath,
     minibatches: Annotated[int, typer.Option(min=1, help="How many to compare.")] = 20,
@@ -172,8 +209,14 @@ def _load(path: Path, overrides: list[str] | None, modules: list[str] | None) ->
 def _check_folders(*files: Path | None) -> None:
     """Refuse files that cannot be written, before the work whose results they are to hold."""
     for file in files:
-        if file is not None and not file.parent.is_dir():
+        if file is None:
+            continue
+        if not file.parent.is_dir():
             raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
+        if file.is_dir():
+            raise ConfigError(f"{file} cannot be written: it is a folder; name a file in it")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise ConfigError(f"{file} cannot be written: no permission; name another place")
 
 
 @contextmanager

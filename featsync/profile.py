@@ -1,11 +1,14 @@
-"""What bringing rows costs by each transport on a machine, and which is cheapest for a feature.
+"""What bringing rows costs on a machine, by each transport, and which is cheapest for a feature.
 
 The model, for ``n`` rows of ``w`` bytes that one rank has for another in one minibatch::
 
     seconds = message_s + gil_s + n * (row_s + byte_s * w)
 
-``gil_s`` is what a message takes from the trainer's own Python. Constants are measured on a
-machine and hold for it; the shipped ones serve whoever has not measured.
+and the same for rows of a process's own memory, with which the others are compared.
+``gil_s`` stands apart since moving overlaps with a step, and what its Python loses does not.
+
+``featsync calibrate`` measures all of it on a machine, for which it then holds. The shipped profile
+serves whoever has not measured; it was measured on a machine of two cores, with two ranks.
 """
 
 from __future__ import annotations
@@ -21,18 +24,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featsync.errors import ConfigError
 
-__all__ = ["Cost", "Profile", "load_profile", "machine_name"]
+__all__ = ["VARIABLE", "Cost", "Profile", "load_profile", "machine_name", "shipped_profile"]
 
 VARIABLE = "FEATSYNC_PROFILE"
 ANY_MACHINE = "any"
 
 
 class Cost(BaseModel):
-    """Constants of one transport.
+    """Constants of one transport, or of reading own memory.
 
     Attributes:
         message_s: Seconds a message, whatever it carries.
-        gil_s: Seconds of it in which the trainer's Python has to wait.
+        gil_s: Seconds a message that it takes from the Python of trainers, of the rank that wants
+            rows and of the rank that holds them together; besides ``message_s``.
         row_s: Seconds a row, whatever its width.
         byte_s: Seconds a byte.
     """
@@ -45,8 +49,12 @@ class Cost(BaseModel):
     byte_s: float = Field(ge=0)
 
     def seconds(self, num_rows: int, row_bytes: int) -> float:
-        """Seconds that so many rows take."""
-        return self.message_s + self.gil_s + num_rows * (self.row_s + self.byte_s * row_bytes)
+        """Seconds that so many rows take in one message."""
+        return self.message_s + self.gil_s + num_rows * self.row_seconds(row_bytes)
+
+    def row_seconds(self, row_bytes: int) -> float:
+        """Seconds that one more row takes in a message that is sent anyway."""
+        return self.row_s + self.byte_s * row_bytes
 
 
 class Profile(BaseModel):
@@ -56,6 +64,8 @@ class Profile(BaseModel):
         schema_version: Of this form.
         machine: Where they were measured; ``any`` for the shipped ones.
         rows: Rows of a message for which transports are compared.
+        local: Costs of rows in a process's own memory, gathered into memory that is warm; one
+            gather counts as one message.
         transports: Costs by name.
     """
 
@@ -64,6 +74,7 @@ class Profile(BaseModel):
     schema_version: Literal[1] = Field(alias="schema")
     machine: str
     rows: int = Field(ge=1)
+    local: Cost
     transports: Mapping[str, Cost]
 
     def cheapest(self, names: Sequence[str], row_bytes: int) -> tuple[str, str]:
@@ -89,6 +100,12 @@ class Profile(BaseModel):
         return best, f"{self.rows:,} rows of {row_bytes} bytes take {found} by the {where}"
 
 
+def shipped_profile() -> Profile:
+    """Read the profile that comes with the package."""
+    shipped = resources.files("featsync").joinpath("default_profile.json")
+    return Profile.model_validate_json(shipped.read_text(encoding="utf-8"))
+
+
 def load_profile() -> Profile:
     """Read the profile that ``FEATSYNC_PROFILE`` names, or the shipped one.
 
@@ -97,8 +114,7 @@ def load_profile() -> Profile:
     """
     named = os.environ.get(VARIABLE)
     if named is None:
-        shipped = resources.files("featsync").joinpath("default_profile.json")
-        return Profile.model_validate_json(shipped.read_text(encoding="utf-8"))
+        return shipped_profile()
     where = f"{VARIABLE} = {named!r}"
     try:
         profile = Profile.model_validate_json(Path(named).read_text(encoding="utf-8"))
@@ -110,12 +126,14 @@ def load_profile() -> Profile:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(
-            f"{where} is no profile of this version: {place}: {first['msg']}. Measure a new one."
+            f"{where} is no profile of this version: {place}: {first['msg']}. Measure a new one: "
+            "featsync calibrate --out FILE."
         ) from error
     if profile.machine not in (ANY_MACHINE, machine_name()):
         raise ConfigError(
             f"{where} was measured on {profile.machine!r}, and this is {machine_name()!r}: its "
-            "costs say nothing here. Measure on this machine, or unset the variable."
+            "costs say nothing here. Measure on this machine (featsync calibrate --out FILE), or "
+            "unset the variable."
         )
     return profile
 

@@ -155,8 +155,8 @@ def test_a_rank_that_falls_silent_is_given_up(folder):
     silent = lane(configuration(folder, "silent", *STAGES))
     try:
         silent.wait_ready()
-        silent._timeout = 0.2
-        os.kill(silent._ranks[0].process.pid, signal.SIGSTOP)
+        silent._processes._timeout = 0.2
+        os.kill(silent._processes._ranks[0].process.pid, signal.SIGSTOP)
 
         with pytest.raises(PeerTimeoutError, match="rank 0 of silent gave no sign of life"):
             silent.run(RunEpoch("timed"))

@@ -37,7 +37,8 @@ HOSTED = (
 LAYERS = (
     ("featsync.errors", "featsync.mover"),
     ("featsync.retention", "featsync.move", "featsync.pool", "featsync.segment", "featsync.clock"),
-    ("featsync.row_kind", "featsync.partition", "featsync.profile"),
+    ("featsync.row_kind", "featsync.partition", "featsync.profile", "featsync.plotting"),
+    ("featsync.rank_program", "featsync.rank_processes"),
     ("featsync.plan", "featsync.mapped", "featsync.device"),
     ("featsync.counts", "featsync.window", "featsync.world", "featsync.fetching"),
     ("featsync.offers",),
@@ -45,7 +46,7 @@ LAYERS = (
     ("featsync.partitioned_table",),
     ("featsync.table", "featsync.parts", "featsync.transports"),
     ("featsync.workers", "featsync.residency", "featsync.cache_size", "featsync.routes"),
-    ("featsync.remote_rows",),
+    ("featsync.remote_rows", "featsync.calibration"),
     ("featsync.session", "featsync.settings", "featsync.sharing"),
     ("featsync.host_check", HOST_MODULE),
     (
@@ -61,6 +62,9 @@ LAYERS = (
 # Decisions: they start nothing, wait for nobody and talk to nobody.
 PURE = (
     "featsync.cache_size",
+    "featsync.calibration.crossover",
+    "featsync.calibration.fit",
+    "featsync.calibration.samples",
     "featsync.clock",
     "featsync.counts",
     "featsync.errors",

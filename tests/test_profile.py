@@ -21,6 +21,7 @@ CROSSOVER = {
     "schema": 1,
     "machine": "any",
     "rows": 1000,
+    "local": {"message_s": 0.0, "gil_s": 0.0, "row_s": 1e-8, "byte_s": 1e-9},
     "transports": {
         "shared_memory": {"message_s": 0.0, "gil_s": 0.0, "row_s": 0.0, "byte_s": 1e-8},
         "p2p": {"message_s": 0.001, "gil_s": 0.001, "row_s": 1e-6, "byte_s": 1e-9},
@@ -35,6 +36,7 @@ def profile_of(content):
 def test_seconds_are_those_of_the_model():
     cost = Cost(message_s=1.0, gil_s=0.5, row_s=0.25, byte_s=0.125)
     assert cost.seconds(num_rows=4, row_bytes=8) == 1.0 + 0.5 + 4 * (0.25 + 0.125 * 8)
+    assert cost.row_seconds(row_bytes=8) == 0.25 + 0.125 * 8
 
 
 @pytest.mark.parametrize(
@@ -120,6 +122,7 @@ def test_the_shipped_profile_serves_whoever_has_not_measured(monkeypatch):
     [
         ({"schema": 2}, "is no profile of this version: schema"),
         ({"rows": 0}, "is no profile of this version: rows"),
+        ({"local": None}, "is no profile of this version: local"),
         ({"transports": {"p2p": {"message_s": -1.0}}}, r"transports\.p2p"),
         ({"machine": "another"}, "was measured on 'another', and this is"),
     ],

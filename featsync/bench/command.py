@@ -6,12 +6,13 @@ from typing import Any, get_args
 
 from featsync.bench.driver import Driver, Options, Results
 from featsync.bench.environment import describe_environment
-from featsync.bench.plot import check_plot, plot
+from featsync.bench.plot import plot
 from featsync.bench.protocol import Model
 from featsync.bench.report import tables, to_json, wrong_rows
 from featsync.bench.steps import parse_simulated_step
 from featsync.bench.trace import to_trace
 from featsync.errors import unknown_name
+from featsync.plotting import check_plot
 
 __all__ = [
     "Driver",

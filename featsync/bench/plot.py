@@ -6,21 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from featsync.errors import ConfigError
-
 _PANELS = {"epoch_s": "epoch, seconds", "cpu_s": "CPU, seconds", "wait_s": "waiting, seconds"}
-
-
-def check_plot() -> None:
-    """Say early that the package that draws is missing.
-
-    Raises:
-        ConfigError: It is.
-    """
-    try:
-        import matplotlib as _  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'featsync[plot]'") from error
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

@@ -58,11 +58,6 @@ class RunEpoch:
 
 
 @dataclass(frozen=True)
-class Finish:
-    """Asks a process to end."""
-
-
-@dataclass(frozen=True)
 class Ready:
     """A process has loaded its configuration.
 
@@ -113,20 +108,3 @@ class EpochReport:
     why: dict[str, str] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     marks: list[tuple[float, float, float]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A process cannot go on.
-
-    Attributes:
-        error: What it raised, where that is one of featsync's errors, which can be pickled.
-        text: Its traceback.
-    """
-
-    error: Exception | None
-    text: str
-
-
-Request = RunEpoch | Finish
-Reply = Ready | Progress | EpochReport | Failure

@@ -10,10 +10,7 @@ import importlib
 import random
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -24,22 +21,14 @@ from featsync._graphbolt import gb
 from featsync.bench.check_rows import RowCheck, check_minibatch
 from featsync.bench.inputs import delivered_rows, wanted_ids
 from featsync.bench.measure import EpochTimes, time_epoch
-from featsync.bench.protocol import (
-    EpochReport,
-    Failure,
-    Finish,
-    Progress,
-    RankSpec,
-    Ready,
-    RunEpoch,
-)
+from featsync.bench.protocol import EpochReport, Progress, RankSpec, Ready, RunEpoch
 from featsync.bench.steps import DrainStep, Step
 from featsync.bench.training import delivered_source, resident_source, train_step
-from featsync.errors import FeatsyncError
 from featsync.feature_keys import feature_keys, without_feature_keys
 from featsync.loading import LoadedDataset, load_dataset
 from featsync.pipeline import build
 from featsync.plan import FeatureKey
+from featsync.rank_program import join_group, serve
 
 _SIGN_OF_LIFE_S = 0.5
 # Of the warm-up epoch, which may be long: all of its first minibatches, and some of the others.
@@ -202,25 +191,7 @@ class Rank:
         )
 
 
-def main(descriptor: int) -> None:
-    """Serve one driver until it says that it is done or goes away."""
-    connection: Connection = Connection(descriptor)
-    try:
-        spec: RankSpec = connection.recv()
-        rank = _start(spec, connection.send)
-        connection.send(Ready(rank.workload()))
-        while not isinstance(request := connection.recv(), Finish):
-            connection.send(rank.run(request))
-    except EOFError:
-        return  # The driver is gone; so is the reason to be here.
-    except Exception as error:  # noqa: BLE001 - whatever it was, the driver must hear of it
-        known = error if isinstance(error, FeatsyncError) else None
-        connection.send(Failure(known, traceback.format_exc()))
-        # Ending now would make the other ranks fail as well, and perhaps be heard first.
-        connection.poll(None)
-
-
-def _start(spec: RankSpec, report: Callable[[Progress], None]) -> Rank:
+def _start(spec: RankSpec, send: Callable[[object], None]) -> Callable[[RunEpoch], EpochReport]:
     torch.set_num_threads(spec.threads)
     torch.manual_seed(spec.config.seed + spec.rank)
     random.seed(spec.config.seed + spec.rank)
@@ -228,15 +199,11 @@ def _start(spec: RankSpec, report: Callable[[Progress], None]) -> Rank:
     for module in spec.modules:
         importlib.import_module(module)
     if spec.world_size > 1:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{spec.store_file}",
-            rank=spec.rank,
-            world_size=spec.world_size,
-            timeout=timedelta(seconds=spec.timeout),
-        )
-    return Rank(spec, report)
+        join_group(spec.store_file, spec.rank, spec.world_size, spec.timeout)
+    rank = Rank(spec, send)
+    send(Ready(rank.workload()))
+    return rank.run
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    serve(int(sys.argv[1]), _start)

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from featsync.errors import ConfigError
 from featsync.exchange.engine import Engine
 from featsync.exchange.links import Links
 from featsync.offers import agree, attempt
-from featsync.profile import Profile, load_profile
+from featsync.profile import load_profile, shipped_profile
 from featsync.world import World
 
 __all__ = ["engine_of"]
@@ -51,19 +50,12 @@ def engine_of(process_group: dist.ProcessGroup | None, timeout: float) -> Engine
             if world.size == 1:
                 return None
             # Each rank looks for a profile, to hear of a bad one; all use the first rank's.
-            found: Profile | None
-            found, problem = attempt(_profile_or_none, None)
+            found, problem = attempt(load_profile, shipped_profile())
             profile = agree(world, "tell what transports cost", found, problem, timeout)[0]
-            if profile is None:
-                raise ConfigError("no profile")
             links = Links.connect(world, timeout)
             group = _own_group(process_group)
             engine = _ENGINES[name] = Engine(world, links, group, profile, timeout)
     return engine
-
-
-def _profile_or_none() -> Profile | None:
-    return load_profile()
 
 
 def _own_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
