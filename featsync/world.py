@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import stat
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -244,8 +245,14 @@ class World:
 
 
 def _reaches(pid: int, fd: int, nonce: bytes) -> bool:
+    path = f"/proc/{pid}/fd/{fd}"
     try:
-        with open(f"/proc/{pid}/fd/{fd}", "rb") as file:  # noqa: PTH123 - no path, a descriptor
+        found = os.stat(path)  # noqa: PTH116 - no path, a descriptor
+        # On another machine the number is some other process's, and its descriptor may be a pipe:
+        # reading from that would wait, or take what is not meant for us.
+        if not stat.S_ISREG(found.st_mode) or found.st_size != len(nonce):
+            return False
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
             return file.read(len(nonce)) == nonce
     except OSError:
         return False
