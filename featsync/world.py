@@ -141,6 +141,10 @@ class World:
         """Name several ranks for people."""
         return ", ".join(self.name(rank) for rank in ranks)
 
+    def store_for(self, purpose: str) -> Any:
+        """Give a corner of the job's store that only this world uses; a single rank has none."""
+        return _corner(purpose, self._store)
+
     def exchange(self, purpose: str, value: Any, timeout: float | None = None) -> list[Any]:
         """Give all ranks one small value of each; collective.
 
