@@ -282,6 +282,24 @@ def parts_in_files_stay_there(rank):
             dist.barrier()
 
 
+def parts_without_rows_and_conjugated_ones_are_no_files(rank):
+    """What lies in no file as it is has to be handed over in some other way, or not at all."""
+    world = dist.get_world_size()
+    for _ in range(20):  # whoever is late must not find them gone
+        feature = featsync.PartitionedFeature(torch.empty(0, 3), [0] * (world + 1))
+        assert_same(feature.read(), torch.empty(0, 3))
+    x = torch.randn(20, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
+    even = [20 * i // world for i in range(world + 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part"
+        path.write_bytes(part_of(x, even, rank, world).numpy().tobytes())
+        num_rows = even[rank + 1] - even[rank]
+        mapped = torch.from_file(str(path), shared=True, size=3 * num_rows, dtype=x.dtype)
+        feature = featsync.PartitionedFeature(mapped.view(num_rows, 3).conj(), even)
+        assert_same(feature.read(), x.conj().resolve_conj())
+        dist.barrier()
+
+
 def parts_that_make_no_table_are_refused_on_every_rank(rank):
     """Bad input: all ranks are told the same, nobody waits, and the next one works."""
     world = dist.get_world_size()
@@ -340,6 +358,7 @@ FACTS = [
     a_validation_loop_on_one_rank_disturbs_nobody,
     loader_workers_work,
     parts_in_files_stay_there,
+    parts_without_rows_and_conjugated_ones_are_no_files,
     parts_that_make_no_table_are_refused_on_every_rank,
     a_sub_group_has_tables_of_its_own,
 ]
