@@ -26,7 +26,6 @@ from featsync.offers import (
     attach,
     attempt,
     offer_of,
-    reserve,
     room_for,
 )
 from featsync.partition import Partition, RangePartition, as_partition
@@ -161,28 +160,34 @@ def _shared(rows: torch.Tensor, partition: Partition, world: World, timeout: flo
         agree(world, "tell which parts are in files", False, None, timeout)
         agree(world, "make room for parts", None, None, timeout)
         return {world.rank: rows}, None, None
-    file = file_of(rows) if rows.numel() else None
-    in_files = agree(
-        world, "tell which parts are in files", file is not None and not file.is_deleted, None,
-        timeout,
-    )  # fmt: skip
-    stays = all(in_files[rank] or partition.sizes[rank] == 0 for rank in ranks)
-    if stays:
+    in_files = agree(world, "tell which parts are in files", _is_in_file(rows), None, timeout)
+    if all(in_files[rank] or partition.sizes[rank] == 0 for rank in ranks):
         return _mapped(rows, world, timeout)
     return _copied(rows, partition, world, timeout)
 
 
+def _is_in_file(rows: torch.Tensor) -> bool:
+    """Whether a file holds the rows as they are, for other ranks to map."""
+    if rows.numel() == 0 or rows.is_conj() or rows.is_neg():
+        return False
+    file = file_of(rows)
+    return file is not None and not file.is_deleted
+
+
 def _mapped(rows: torch.Tensor, world: World, timeout: float) -> _Shared:
-    """Map the files that the others have mapped."""
-    part, problem = attempt(lambda: reserve(rows), SharedTensor(rows, None))
-    offers = agree(world, "make room for parts", offer_of(part), problem, timeout)
+    """Map the files that the others have mapped; a part without rows is nowhere."""
+    offer = offer_of(SharedTensor(rows, None)) if len(rows) else None
+    offers = agree(world, "make room for parts", offer, None, timeout)
+
+    def part_of(rank: int) -> torch.Tensor:
+        theirs = offers[rank]
+        if rank == world.rank:
+            return rows
+        return rows[:0] if theirs is None else attach(theirs).tensor
+
     nothing: dict[int, torch.Tensor] = {}
     readable, problem = attempt(
-        lambda: {
-            rank: rows if rank == world.rank else attach(offers[rank]).tensor
-            for rank in world.ranks_of_host
-        },
-        nothing,
+        lambda: {rank: part_of(rank) for rank in world.ranks_of_host}, nothing
     )
     return readable, None, problem
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import stat
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -140,6 +141,10 @@ class World:
         """Name several ranks for people."""
         return ", ".join(self.name(rank) for rank in ranks)
 
+    def store_for(self, purpose: str) -> Any:
+        """Give a corner of the job's store that only this world uses; a single rank has none."""
+        return _corner(purpose, self._store)
+
     def exchange(self, purpose: str, value: Any, timeout: float | None = None) -> list[Any]:
         """Give all ranks one small value of each; collective.
 
@@ -244,8 +249,14 @@ class World:
 
 
 def _reaches(pid: int, fd: int, nonce: bytes) -> bool:
+    path = f"/proc/{pid}/fd/{fd}"
     try:
-        with open(f"/proc/{pid}/fd/{fd}", "rb") as file:  # noqa: PTH123 - no path, a descriptor
+        found = os.stat(path)  # noqa: PTH116 - no path, a descriptor
+        # On another machine the number is some other process's, and its descriptor may be a pipe:
+        # reading from that would wait, or take what is not meant for us.
+        if not stat.S_ISREG(found.st_mode) or found.st_size != len(nonce):
+            return False
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
             return file.read(len(nonce)) == nonce
     except OSError:
         return False

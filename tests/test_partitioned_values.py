@@ -21,6 +21,7 @@ from support.graphs import (
     HETERO_NODES,
     HandMade,
     assert_as_stock,
+    assert_same,
     hetero3,
     hetero_store,
     planned_loader,
@@ -119,6 +120,24 @@ def parts_in_files_stay_there(rank):
             dist.barrier()
 
 
+def parts_without_rows_and_conjugated_ones_are_no_files(rank):
+    """What lies in no file as it is has to be handed over in some other way, or not at all."""
+    world = dist.get_world_size()
+    for _ in range(20):  # whoever is late must not find them gone
+        feature = featsync.PartitionedFeature(torch.empty(0, 3), [0] * (world + 1))
+        assert_same(feature.read(), torch.empty(0, 3))
+    x = torch.randn(20, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
+    even = [20 * i // world for i in range(world + 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part"
+        path.write_bytes(part_of(x, even, rank, world).numpy().tobytes())
+        num_rows = even[rank + 1] - even[rank]
+        mapped = torch.from_file(str(path), shared=True, size=3 * num_rows, dtype=x.dtype)
+        feature = featsync.PartitionedFeature(mapped.view(num_rows, 3).conj(), even)
+        assert_same(feature.read(), x.conj().resolve_conj())
+        dist.barrier()
+
+
 LAUNCH = Launch(
     2,
     [
@@ -127,6 +146,7 @@ LAUNCH = Launch(
         every_dtype_and_layout_arrives_bit_for_bit,
         zero_rows_on_one_rank_are_delivered_as_such,
         parts_in_files_stay_there,
+        parts_without_rows_and_conjugated_ones_are_no_files,
     ],
 )
 

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from featsync.errors import ConfigError, PeerTimeoutError
-from featsync.world import World
+from featsync.world import World, _reaches
 from support.ranks import run_ranks
 
 
@@ -88,6 +88,21 @@ def test_a_rank_that_does_not_come_is_named_in_time():
         )
         assert "to share tables" in text
         assert peer == "rank 1 (global rank 11)"
+
+
+def test_a_pipe_where_another_machine_has_a_nonce_is_not_read():
+    """Machines number their processes alike: what is behind the same number here is not ours."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, bytes(16))
+
+        assert not _reaches(os.getpid(), writing, bytes(16))
+        assert not _reaches(os.getpid(), reading, bytes(16))
+        assert os.read(reading, 100) == bytes(16)
+        assert not _reaches(os.getpid(), reading, bytes(16))  # empty by now: a read would wait
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def world_facts(rank):

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from featsync.errors import PeerTimeoutError
+from featsync.exchange.addresses import find_addresses
 from featsync.exchange.engine import Engine
 from featsync.exchange.links import Links
 from featsync.offers import agree, attempt
@@ -16,10 +18,6 @@ from featsync.profile import load_profile, shipped_profile
 from featsync.world import World
 
 __all__ = ["engine_of"]
-
-# gloo gives up the whole group when one wait takes longer, so the engine waits by itself, for a
-# sign from the owner, and goes to gloo for what is under way already.
-_GROUP_TIMEOUT = timedelta(hours=12)
 
 # By group, since there is one engine a process and group, however many features and loaders.
 _ENGINES: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()
@@ -52,20 +50,33 @@ def engine_of(process_group: dist.ProcessGroup | None, timeout: float) -> Engine
             # Each rank looks for a profile, to hear of a bad one; all use the first rank's.
             found, problem = attempt(load_profile, shipped_profile())
             profile = agree(world, "tell what transports cost", found, problem, timeout)[0]
-            links = Links.connect(world, timeout)
-            group = _own_group(process_group)
+            addresses = find_addresses(world, timeout)
+            links = Links.connect(world, addresses[0], timeout)
+            group = _own_group(world, addresses, timeout)
             engine = _ENGINES[name] = Engine(world, links, group, profile, timeout)
     return engine
 
 
-def _own_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Make a group for rows alone, so that they never wait for the user's collectives."""
-    ranks = (
-        list(range(dist.get_world_size()))
-        if process_group is None
-        else dist.get_process_group_ranks(process_group)
-    )
-    group: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=_GROUP_TIMEOUT, backend="gloo", use_local_synchronization=True
-    )
+def _own_group(world: World, addresses: list[str], timeout: float) -> Any:
+    """Make a group for rows alone, so that they never wait for the user's collectives.
+
+    Not by ``new_group``, which goes by what the host's name stands for: often a loopback, which no
+    other machine reaches, and none of the user's concern where the default group is NCCL's.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=timeout)
+    options._devices = [gloo.create_device(hostname=address) for address in addresses]
+    group, problem = None, None
+    try:
+        group = gloo(world.store_for("rows"), world.rank, world.size, options)
+    except RuntimeError as error:
+        problem = PeerTimeoutError(
+            f"{world.name(world.rank)} cannot connect to all other ranks for rows, from "
+            f"{', '.join(addresses)}: {error}. Ranks on different machines have to reach each "
+            "other by TCP on any port.",
+            "another rank",
+        )
+    # Whoever fails does so after timeout at the latest, and only then comes here.
+    agree(world, "connect for rows", None, problem, 2 * timeout)
     return group

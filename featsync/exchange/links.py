@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featsync.errors import PeerError, PeerTimeoutError
-from featsync.exchange.addresses import own_address
 from featsync.exchange.frames import Frame, FrameReader, encode_frame
 from featsync.world import World
 
@@ -30,7 +29,6 @@ __all__ = ["Links"]
 
 _NONCE_BYTES = 16
 _RANK_BYTES = 4
-_ANY_ADDRESS = "0.0.0.0"
 _SEND_PORTION = 1 << 18
 
 
@@ -70,15 +68,21 @@ class Links:
             self._selector.register(peer.connection, selectors.EVENT_READ, rank)
 
     @classmethod
-    def connect(cls, world: World, timeout: float) -> Links:
+    def connect(cls, world: World, address: str, timeout: float) -> Links:
         """Connect all ranks with each other; collective.
+
+        Args:
+            world: The ranks.
+            address: Where the others reach this one; see `find_addresses`.
+            timeout: Seconds to wait for the others.
 
         Raises:
             PeerTimeoutError: Some ranks did not come, or cannot be reached; the message names them.
         """
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        with socket.create_server((_ANY_ADDRESS, 0), backlog=world.size) as server:
-            offer = (own_address(world), server.getsockname()[1], nonce)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.create_server(("", 0), family=family, backlog=world.size) as server:
+            offer = (address, server.getsockname()[1], nonce)
             offers = world.exchange("connect", offer, timeout)
             connections: dict[int, socket.socket] = {}
             deadline = time.monotonic() + timeout
