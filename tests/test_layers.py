@@ -37,8 +37,9 @@ HOSTED = (
 LAYERS = (
     ("featsync.errors", "featsync.mover"),
     ("featsync.retention", "featsync.move", "featsync.pool", "featsync.segment", "featsync.clock"),
-    ("featsync.row_kind", "featsync.partition", "featsync.profile"),
+    ("featsync.row_kind", "featsync.partition", "featsync.profile", "featsync.futex"),
     ("featsync.plan", "featsync.mapped", "featsync.device"),
+    ("featsync.signals", "featsync.host_lock", "featsync.scores"),
     ("featsync.counts", "featsync.window", "featsync.world", "featsync.fetching"),
     ("featsync.offers",),
     ("featsync.exchange",),
@@ -75,6 +76,7 @@ PURE = (
     "featsync.retention",
     "featsync.routes",
     "featsync.row_kind",
+    "featsync.scores",
     "featsync.window",
 )
 EFFECTS = (

@@ -1,10 +1,12 @@
-"""What tests ask the system about processes and what they hold."""
+"""What tests ask the system about processes and what they hold, and processes of their own."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing as mp
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -28,3 +30,22 @@ def open_descriptors() -> int:
     """How many descriptors this process holds, once all garbage is gone."""
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def other_process(body: Callable[..., object], *args: object) -> Iterator[mp.process.BaseProcess]:
+    """Run ``body(*args)``, importable by name, in another process; killed at the end."""
+    process = mp.get_context("spawn").Process(target=body, args=args)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+def assert_ends_well(process: mp.process.BaseProcess, seconds: float = 60.0) -> None:
+    """Wait until a process has ended, and fail with its exit code unless that is 0."""
+    process.join(seconds)
+    assert process.exitcode == 0, f"{process.name} ended with {process.exitcode} (None: runs still)"
