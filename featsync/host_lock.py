@@ -4,11 +4,12 @@ For short work on shared state. It is a robust mutex of the C library in shared 
 atomic instruction; the kernel marks it when the thread that holds it ends), and beside it what
 waiting and errors need::
 
-    byte  0              64       68       72       76     128
-          ├──────────────┼────────┼────────┼────────┼──────┤
-          │ mutex        │ wake   │ holder │ magic  │      │
-          └──────────────┴────────┴────────┴────────┴──────┘
-                           │        └ rank + 1 of who has it; 0: nobody
+    byte  0              64       68       72       76       80     128
+          ├──────────────┼────────┼────────┼────────┼────────┼──────┤
+          │ mutex        │ wake   │ holder │ lost   │ magic  │      │
+          └──────────────┴────────┴────────┴────────┴────────┴──────┘
+                           │        │        └ 1 once a holder has died; never 0 again
+                           │        └ rank + 1 of who has it, or had it when it died; 0: nobody
                            └ changes at each release; waiters sleep on it
 
     free ──try──▶ held ──release──▶ free
@@ -40,7 +41,7 @@ from featsync.futex import LINE_BYTES, FutexWord, aligned
 
 __all__ = ["HostLock"]
 
-_WAKE, _HOLDER, _MAGIC = range(3)  # words of the second line
+_WAKE, _HOLDER, _LOST, _MAGIC = range(4)  # words of the second line
 _NOBODY = 0
 _IS_LAID = 0x6C6F636B
 
@@ -134,16 +135,20 @@ class HostLock:
         if code == errno.EDEADLK:
             raise PlanError(f"this thread already holds the lock of {self._what}")
         if code == errno.EOWNERDEAD:
-            # Let go of without having been declared consistent, the mutex is lost for good.
+            # The mutex itself goes on: one that is given up (ENOTRECOVERABLE) is left locked by
+            # the trylock of glibc.
+            self._words[_LOST] = 1
+            _succeed("mutex_consistent", self._mutex)
+        else:
+            _raise_if("mutex_trylock", code)
+        if self._words[_LOST]:
             self._let_go()
-        if code in (errno.EOWNERDEAD, errno.ENOTRECOVERABLE):
             name = self._holder()
             raise PeerError(
                 f"{name} ended while it held the lock of {self._what}: what it was changing may be "
                 "half done, so nobody gets the lock any more. Look why it ended, and start anew.",
                 name,
             )
-        _raise_if("mutex_trylock", code)
         self._words[_HOLDER] = self._rank + 1
         return True
 

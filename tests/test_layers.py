@@ -22,6 +22,7 @@ HOSTED = (
     "featsync.fixed_feature",
     "featsync.loading",
     "featsync.ondisk",
+    "featsync.opening",
     "featsync.partitioned_feature",
     "featsync.partitioned_store",
     "featsync.partitioners",
@@ -37,16 +38,27 @@ HOSTED = (
 LAYERS = (
     ("featsync.errors", "featsync.mover"),
     ("featsync.retention", "featsync.move", "featsync.pool", "featsync.segment", "featsync.clock"),
-    ("featsync.row_kind", "featsync.partition", "featsync.profile", "featsync.plotting"),
+    (
+        "featsync.row_kind",
+        "featsync.partition",
+        "featsync.profile",
+        "featsync.plotting",
+        "featsync.futex",
+    ),
     ("featsync.rank_program", "featsync.rank_processes"),
     ("featsync.plan", "featsync.mapped", "featsync.device"),
+    ("featsync.signals", "featsync.host_lock", "featsync.scores"),
+    ("featsync.host_cache.directory", "featsync.host_cache.uses", "featsync.host_cache.placement"),
+    ("featsync.host_cache.layout",),
+    ("featsync.host_cache.cache",),
     ("featsync.counts", "featsync.window", "featsync.world", "featsync.fetching"),
     ("featsync.offers",),
     ("featsync.exchange",),
     ("featsync.partitioned_table",),
     ("featsync.table", "featsync.parts", "featsync.transports"),
     ("featsync.workers", "featsync.residency", "featsync.cache_size", "featsync.routes"),
-    ("featsync.remote_rows", "featsync.calibration"),
+    ("featsync.remote_rows", "featsync.calibration", "featsync.host_cache.opening"),
+    ("featsync.flights",),
     ("featsync.session", "featsync.settings", "featsync.sharing"),
     ("featsync.host_check", HOST_MODULE),
     (
@@ -56,6 +68,7 @@ LAYERS = (
         "featsync.partitioned_feature",
         "featsync.partitioners",
     ),
+    ("featsync.opening",),
     ("featsync.stages", "featsync.share_store", "featsync.partitioned_store"),
 )
 
@@ -72,6 +85,9 @@ PURE = (
     "featsync.exchange.packing",
     "featsync.exchange.split",
     "featsync.fetching",
+    "featsync.host_cache.directory",
+    "featsync.host_cache.placement",
+    "featsync.host_cache.uses",
     "featsync.move",
     "featsync.partition",
     "featsync.plan",
@@ -79,6 +95,7 @@ PURE = (
     "featsync.retention",
     "featsync.routes",
     "featsync.row_kind",
+    "featsync.scores",
     "featsync.window",
 )
 EFFECTS = (

@@ -1,11 +1,13 @@
-"""What tests ask the system about processes and what they hold."""
+"""What tests ask the system about processes and what they hold, and processes of their own."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing as mp
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -57,3 +59,22 @@ def assert_no_more_handles_than(before: tuple[int, int]) -> None:
 def shared_memory_names() -> set[str]:
     """Entries of /dev/shm but for those of other programs' sampled tensors."""
     return {p.name for p in Path("/dev/shm").iterdir() if not p.name.startswith(("torch_", "sem."))}
+
+
+@contextmanager
+def other_process(body: Callable[..., object], *args: object) -> Iterator[mp.process.BaseProcess]:
+    """Run ``body(*args)``, importable by name, in another process; killed at the end."""
+    process = mp.get_context("spawn").Process(target=body, args=args)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+def assert_ends_well(process: mp.process.BaseProcess, seconds: float = 60.0) -> None:
+    """Wait until a process has ended, and fail with its exit code unless that is 0."""
+    process.join(seconds)
+    assert process.exitcode == 0, f"{process.name} ended with {process.exitcode} (None: runs still)"
