@@ -1,12 +1,18 @@
-"""What tests ask the system about processes and what they hold."""
+"""What tests ask the system about processes and what they hold, and where it is less than usual."""
 
 from __future__ import annotations
 
 import gc
+import shutil
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 
 def is_running(pid: int) -> bool:
@@ -57,3 +63,22 @@ def assert_no_more_handles_than(before: tuple[int, int]) -> None:
 def shared_memory_names() -> set[str]:
     """Entries of /dev/shm but for those of other programs' sampled tensors."""
     return {p.name for p in Path("/dev/shm").iterdir() if not p.name.startswith(("torch_", "sem."))}
+
+
+def in_small_shm(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a mount namespace of its own, where /dev/shm has 8 MiB."""
+    unshare = shutil.which("unshare")
+    command = [unshare or "unshare", "-m", "sh", "-c"]
+    script = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"'
+    if (
+        unshare is None
+        or subprocess.run([*command, script, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("mount namespaces are not permitted here (unshare -m)")
+    return subprocess.run(
+        [*command, script, sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
