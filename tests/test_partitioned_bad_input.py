@@ -6,10 +6,8 @@ Each function before the tests is a fact, see `support.facts`.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import tempfile
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -29,27 +27,26 @@ from support.graphs import (
     store_of,
 )
 from support.parts import PARTITIONS, WAYS, part_of, partitioned
+from support.profiles import write_profile
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
 
 
 def a_profile_that_one_rank_cannot_use_is_told_to_all(rank):
     """Another machine's, another schema's, and none at all; rank 1 alone was told to use it."""
-    shipped = json.loads(resources.files("featsync").joinpath("default_profile.json").read_text())
     even = [0, 10, 20]
     mine = torch.arange(10.0 * rank, 10.0 * rank + 10).reshape(10, 1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
-        for content, words in (
-            (shipped | {"machine": "another"}, "was measured on 'another', and this is"),
-            (shipped | {"schema": 2}, "is no profile of this version: schema"),
+        if rank == 1:
+            os.environ[VARIABLE] = str(path)
+        for changes, words in (
             (None, "cannot be read: No such file"),
+            ({"machine": "another"}, "was measured on 'another', and this is"),
+            ({"schema": 2}, "is no profile of this version: schema"),
         ):
-            path.unlink(missing_ok=True)
-            if content is not None:
-                path.write_text(json.dumps(content))
-            if rank == 1:
-                os.environ[VARIABLE] = str(path)
+            if changes is not None:
+                write_profile(path, **changes)
             error = ConfigError if rank == 1 else PeerError
             with pytest.raises(error, match=words) as caught:
                 featsync.PartitionedFeature(mine, even)

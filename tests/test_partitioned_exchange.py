@@ -26,8 +26,6 @@ from support.parts import (
     WAYS,
     part_of,
     partition_of,
-    partitioned,
-    two_machines,
 )
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
@@ -122,28 +120,6 @@ def what_owner_and_reader_do_with_their_tensors_changes_no_row(rank):
             assert_same(rows, wanted)
 
 
-def ranks_of_two_machines_are_asked_by_what_reaches_them(rank):
-    """Shared memory where it reaches, and p2p between machines, whatever was asked for."""
-    stock = store_of({X: torch.arange(300).reshape(100, 3)})
-    generator = torch.Generator().manual_seed(rank)
-    ids = [torch.randint(0, 100, (40,), generator=generator) for _ in range(6)]
-    with two_machines() as machine:
-        group = dist.new_group(range(4))
-        stores = {how: partitioned(stock, how, group) for how in PARTITIONS}
-    expected = {"p2p": "p2p", "shared_memory": "p2p+shared_memory"}
-    for (how, store), transport in itertools.product(stores.items(), WAYS):
-        assert set(store._features[X].featsync_parts.readable) == {machine, machine + 2}
-        loader = planned_loader(
-            HandMade(ids), store, ["x"], transport=transport, process_group=group
-        )
-        for _ in range(2):
-            for minibatch in loader:
-                assert_as_stock(minibatch, stock, ["x"])
-        (found,) = featsync.stats(loader).features.values()
-        if how == "owners" and transport in expected:
-            assert found.transport == expected[transport]
-
-
 LAUNCHES = [
     Launch(
         2,
@@ -159,7 +135,6 @@ LAUNCHES = [
             what_owner_and_reader_do_with_their_tensors_changes_no_row,
         ],
     ),
-    Launch(4, [ranks_of_two_machines_are_asked_by_what_reaches_them]),
 ]
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 import featsync
-from featsync import world
 from featsync.partition import as_partition
 from featsync.transports import TRANSPORTS
 from featsync.workers import WORKERS
@@ -69,23 +65,3 @@ def settings_of_ways() -> Iterator[tuple[str, dict[str, Any]]]:
                     "worker": worker,
                 },
             )
-
-
-@contextmanager
-def two_machines() -> Iterator[int]:
-    """Have the ranks that meet in here take every other one for a rank of another machine.
-
-    Yields:
-        The number of this rank's machine, 0 or 1.
-    """
-    machine = dist.get_rank() % 2
-    machines: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, (os.getpid(), machine))
-    machine_of = dict(machines)
-    reaches = world._reaches
-
-    def on_the_same_machine(pid: int, fd: int, nonce: bytes) -> bool:
-        return machine_of[pid] == machine and reaches(pid, fd, nonce)
-
-    with mock.patch.object(world, "_reaches", on_the_same_machine):
-        yield machine
