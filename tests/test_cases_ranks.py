@@ -9,8 +9,6 @@ import os
 import time
 from contextlib import nullcontext
 
-import dgl.graphbolt as gb
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,7 +17,7 @@ from torch.distributed.algorithms.join import Join
 import featsync
 from featsync.errors import ConfigError, FeatureError
 from featsync.workers import WORKERS
-from support.epochs import ddp, epoch, ring_seeds, split_batches, stock_epoch, train
+from support.epochs import ddp, epoch, plain_batches, ring_seeds, split_batches, stock_epoch, train
 from support.facts import Launch, establish_under_torchrun, name_of
 from support.graphs import (
     HETERO_NODES,
@@ -29,7 +27,6 @@ from support.graphs import (
     hetero_store,
     planned,
     planned_loader,
-    ring20,
     ring_batches,
     ring_store,
     seeds_of,
@@ -126,17 +123,11 @@ def gradients_of_uneven_ranks_are_as_in_stock(rank):
 def a_plain_item_sampler_is_split_as_in_stock_and_not_twice(rank):
     """Case 18: the same seeds per rank, shuffled or not."""
     for shuffle in (False, True):
-
-        def plain(shuffle=shuffle):
-            items = gb.ItemSet(torch.arange(20), names="seed_nodes")
-            sampler = gb.ItemSampler(items, batch_size=2, shuffle=shuffle)
-            sampler._rng = np.random.default_rng(5 + rank)  # as unalike as stock's own
-            return sampler.sample_neighbor(ring20(), [2, 2])
-
-        wanted = stock_epoch(plain())
+        wanted = stock_epoch(plain_batches(rank, shuffle))
         assert len(wanted) == 5
         for store in both_kinds(ring_store, rank):
-            assert epoch(planned_loader(plain(), store, ["x"], ["w"]), store) == wanted
+            loader = planned_loader(plain_batches(rank, shuffle), store, ["x"], ["w"])
+            assert epoch(loader, store) == wanted
 
 
 def a_short_table_on_one_rank_is_the_error_of_that_rank(rank):

@@ -18,7 +18,7 @@ from featsync.exchange.served import Served
 from featsync.exchange.split import split_by_rank
 from featsync.partition import RangePartition
 from featsync.row_kind import RowKind
-from test_partition import partitions
+from support.strategies import partitions
 
 LIMITS = st.sampled_from([1, 300, 70_000, 2**31, 2**33])
 

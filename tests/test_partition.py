@@ -6,22 +6,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from featsync.errors import ConfigError
-from featsync.partition import OwnerPartition, RangePartition, as_partition
-
-
-@st.composite
-def partitions(draw):
-    """A partition, and the owner of each row as a plain list."""
-    num_ranks = draw(st.integers(1, 6))
-    owners = draw(st.lists(st.integers(0, num_ranks - 1), max_size=60))
-    if draw(st.booleans()):
-        owners = sorted(owners)
-        counts = [owners.count(rank) for rank in range(num_ranks)]
-        return RangePartition([0, *np.cumsum(counts).tolist()]), owners
-    return OwnerPartition(np.array(owners, np.int64), num_ranks), owners
+from featsync.partition import as_partition
+from support.strategies import partitions
 
 
 @given(partitions())

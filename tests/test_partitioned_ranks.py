@@ -6,6 +6,7 @@ Each function before the tests is a fact, see `support.facts`.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from contextlib import nullcontext
 
@@ -16,9 +17,10 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 import featsync
-from featsync.errors import ConfigError, FeatureError, PeerError
-from support.epochs import ddp, epoch, split_batches, stock_epoch, train
-from support.facts import Launch, name_of
+from featsync.errors import FeatureError, PeerError
+from featsync.transports import TRANSPORTS
+from support.epochs import ddp, epoch, plain_batches, split_batches, stock_epoch, train
+from support.facts import Launch, establish_under_torchrun, name_of
 from support.graphs import (
     HandMade,
     assert_as_stock,
@@ -30,11 +32,10 @@ from support.graphs import (
     seeds_of,
     store_of,
 )
-from support.loader_workers import end_loader_workers, forked_workers
+from support.loader_workers import end_loader_workers, forked_workers, note_process
 from support.parts import (
     PARTITIONS,
     WAYS,
-    part_of,
     partitioned,
     settings_of_ways,
 )
@@ -107,7 +108,9 @@ def an_error_on_one_rank_is_raised_on_the_others_too(rank):
         store = partitioned(ring_store(), how)
         good, bad = torch.tensor([3, 9]), torch.tensor([4, 21])
         loader = planned_loader(
-            slow_unless(rank == 1, [good, bad if rank == 1 else good] + 200 * [good]),
+            HandMade(
+                [good, bad if rank == 1 else good] + 200 * [good], pause_s=0 if rank == 1 else 0.1
+            ),
             store, ["x"], lookahead=2, transport=transport,
         )  # fmt: skip
         start = time.monotonic()
@@ -123,16 +126,6 @@ def an_error_on_one_rank_is_raised_on_the_others_too(rank):
         for minibatch in loader:
             assert_as_stock(minibatch, ring_store(), ["x"])
         dist.barrier()
-
-
-def slow_unless(hurries, minibatches):
-    """Minibatches that take their time, unless the rank hurries into its error."""
-
-    def pause(minibatch):
-        time.sleep(0 if hurries else 0.1)
-        return minibatch
-
-    return HandMade(minibatches).transform(pause)
 
 
 def a_validation_loop_on_one_rank_disturbs_nobody(rank):
@@ -157,45 +150,76 @@ def a_validation_loop_on_one_rank_disturbs_nobody(rank):
 
 
 def loader_workers_work(rank):
-    """Case 23: two of them, forked."""
+    """Case 23: 1 and 2 of them, forked, as under torchrun."""
+    numbers = itertools.cycle((1, 2))
     with forked_workers():
         for how, transport in itertools.product(PARTITIONS, WAYS):
+            num_workers = next(numbers)
             loader = planned_loader(
-                split_batches(24), partitioned(ring_store(), how), ["x"], ["w"],
-                num_workers=2, transport=transport,
+                split_batches(24).transform(note_process), partitioned(ring_store(), how),
+                ["x"], ["w"], num_workers=num_workers, transport=transport,
             )  # fmt: skip
             for _ in range(2):
-                assert epoch(loader, ring_store())
+                minibatches = list(loader)
+                samplers = {minibatch.sampled_in for minibatch in minibatches}
+                assert len(samplers - {os.getpid()}) == num_workers
+                assert epoch(minibatches, ring_store())
             end_loader_workers()
 
 
-def parts_that_make_no_table_are_refused_on_every_rank(rank):
-    """Bad input: all ranks are told the same, nobody waits, and the next one works."""
-    world = dist.get_world_size()
-    x = torch.arange(20.0).reshape(20, 1)
-    even = [20 * i // world for i in range(world + 1)]
-    mine = part_of(x, even, rank, world)
-    owners = torch.arange(20) % world
-    bad = [
-        (mine[: len(mine) - (rank == 1)], even, "parts leave rows out or overlap: rank 1 brings"),
-        (mine.to([torch.float32, torch.float64][rank == 1]), even, "disagree about what a row is"),
-        (mine.expand(-1, 1 + (rank == 1)), even, "disagree about what a row is"),
-        (mine, [0, *even[1:-1], 20 + rank], "gave another partition than rank 0"),
-        (mine, owners + 1, f"row {world - 1} is given to rank {world} of {world}"),
-        (mine, [5, *even[1:]], "the bounds leave out rows 0 to 4"),
-        (mine, even[:-1], f"is for {world - 1} ranks, but {world} take part"),
-    ]
-    for part, partition, words in bad:
-        with pytest.raises(ConfigError, match=words):
-            featsync.PartitionedFeature(part, partition)
-    with pytest.raises((ConfigError, PeerError), match="local_rows is"):
-        featsync.PartitionedFeature(mine if rank else None, even)
-    feature = featsync.PartitionedFeature(mine, even)
-    assert_same(feature.read(torch.arange(20)), x)
-    with pytest.raises(ConfigError, match="cannot be updated"):
-        feature.update(x)
-    with pytest.raises(FeatureError, match="id 20 is outside"):
-        feature.read(torch.tensor([20]))
+def spawned_loader_workers_work(rank):
+    """Case 23: what a loader's worker is given pickles."""
+    for how, transport in zip(PARTITIONS, TRANSPORTS, strict=True):
+        source, store = split_batches(24), partitioned(ring_store(), how)
+        loader = planned_loader(source, store, ["x"], ["w"], num_workers=1, transport=transport)
+        assert epoch(loader, ring_store())
+        end_loader_workers()
+
+
+def uneven_numbers_of_minibatches_from_loader_workers_are_normal(rank):
+    """Case 17: 9 items, two workers, 3 and 2 minibatches."""
+    with forked_workers():
+        wanted = stock_epoch(split_batches(9), num_workers=2)
+        assert len(wanted) == 3 - rank
+        for how, transport in itertools.product(PARTITIONS, WAYS):
+            loader = planned_loader(
+                split_batches(9), partitioned(ring_store(), how), ["x"],
+                num_workers=2, transport=transport, lookahead=1 if how == "range" else 4,
+            )  # fmt: skip
+            for _ in range(2):
+                assert epoch(loader, ring_store(), nodes=["x"]) == wanted
+            end_loader_workers()
+
+
+def a_plain_item_sampler_is_split_as_in_stock_and_not_twice(rank):
+    """Case 18: the same seeds per rank, shuffled or not."""
+    for shuffle in (False, True):
+        wanted = stock_epoch(plain_batches(rank, shuffle))
+        assert len(wanted) == 5
+        for how, transport in itertools.product(PARTITIONS, WAYS):
+            store, batches = partitioned(ring_store(), how), plain_batches(rank, shuffle)
+            loader = planned_loader(batches, store, ["x"], ["w"], transport=transport)
+            assert epoch(loader, ring_store()) == wanted
+
+
+def a_short_table_of_one_rank_is_an_error_of_all(rank):
+    """Case 21: a plain table of 10 rows beside the partitioned one, on rank 1; window 4."""
+    y = torch.arange(10.0 if rank == 1 else 20.0).reshape(-1, 1)
+    pause = {"pause_s": 0 if rank == 1 else 0.1}
+    ids = [torch.tensor([3, 9])] * 5 + [torch.tensor([3, 13])] * 200
+    for how, transport in itertools.product(PARTITIONS, WAYS):
+        x = partitioned(ring_store(), how)._features["node", None, "x"]
+        store = store_of({("node", None, "x"): x, ("node", None, "y"): y})
+        loader = planned_loader(
+            HandMade(ids, **pause), store, ["x", "y"], lookahead=4, transport=transport
+        )
+        if rank == 1:
+            with pytest.raises(FeatureError, match="node/None/y: id 13 is outside its table of 10"):
+                list(loader)
+        else:
+            with pytest.raises(PeerError, match="rank 1 failed: FeatureError: feature node/None/y"):
+                list(loader)
+        dist.barrier()
 
 
 def a_sub_group_has_tables_of_its_own(rank):
@@ -222,7 +246,10 @@ FACTS = [
     an_error_on_one_rank_is_raised_on_the_others_too,
     a_validation_loop_on_one_rank_disturbs_nobody,
     loader_workers_work,
-    parts_that_make_no_table_are_refused_on_every_rank,
+    spawned_loader_workers_work,
+    uneven_numbers_of_minibatches_from_loader_workers_are_normal,
+    a_plain_item_sampler_is_split_as_in_stock_and_not_twice,
+    a_short_table_of_one_rank_is_an_error_of_all,
     a_sub_group_has_tables_of_its_own,
 ]
 
@@ -232,7 +259,6 @@ OF_MANY_RANKS = [
     random_ids_of_many_rows_arrive,
     uneven_numbers_of_minibatches_are_normal,
     an_error_on_one_rank_is_raised_on_the_others_too,
-    parts_that_make_no_table_are_refused_on_every_rank,
     a_sub_group_has_tables_of_its_own,
 ]
 
@@ -248,6 +274,12 @@ LAUNCHES = [Launch(2, FACTS), Launch(3, OF_MANY_RANKS), Launch(4, OF_MANY_RANKS)
 )
 def test_partitioned_tables(launch, fact):
     launch.check(fact)
+
+
+def test_loader_workers_and_uneven_ranks_work_under_torchrun():
+    """Cases 17 and 23: and both ranks exit with 0, the engines of both with them."""
+    facts = [loader_workers_work, uneven_numbers_of_minibatches_are_normal]
+    establish_under_torchrun(facts, 2, timeout_s=120)
 
 
 def test_seeds_are_split_as_in_stock():

@@ -63,12 +63,9 @@ def rows_are_as_in_stock_on_a_heterogeneous_graph(rank):
                 assert_as_stock(minibatch, hetero_store(), HETERO_NODES, HETERO_EDGES)
 
 
-def every_dtype_and_layout_arrives_bit_for_bit(rank):
-    """Cases 12 and 14: NaN payloads and -0.0 included; parts with strides of their own."""
+def every_dtype_arrives_bit_for_bit(rank):
+    """Case 12: NaN payloads and -0.0 included; rows of no elements and of several axes."""
     tables = {str(dtype): awkward_rows(dtype) for dtype in DTYPES}
-    base = torch.arange(160.0).reshape(20, 8)
-    tables |= {"slice": base[:, ::2], "transposed": base.reshape(8, 20).t()}
-    tables |= {"expanded": torch.arange(20.0).reshape(20, 1).expand(20, 4)}
     tables |= {"empty": torch.empty(20, 0), "deep": torch.arange(120.0).reshape(20, 2, 3)}
     stock = store_of({("node", None, name): table for name, table in tables.items()})
     for how, transport in itertools.product(PARTITIONS, WAYS):
@@ -82,6 +79,36 @@ def every_dtype_and_layout_arrives_bit_for_bit(rank):
                 )
                 for minibatch in loader:
                     assert_as_stock(minibatch, stock, list(tables))
+
+
+def parts_may_have_strides_of_their_own(rank):
+    """Case 14: a rank brings a slice, a transposed or an expanded tensor."""
+    base, column = torch.arange(160.0).reshape(20, 8), torch.arange(20.0).reshape(20, 1)
+    layouts = {
+        "slice": (base, lambda part: torch.stack([part, -part], 2)[:, :, 0]),
+        "transposed": (base, lambda part: part.t().contiguous().t()),
+        "expanded": (column.expand(20, 4), lambda part: part[:, :1].expand(-1, 4)),
+    }
+    world = dist.get_world_size()
+    stock = store_of({("node", None, name): whole for name, (whole, _) in layouts.items()})
+    ids = torch.randperm(20, generator=torch.Generator().manual_seed(rank))
+    for how, transport in itertools.product(PARTITIONS, WAYS):
+        partition = partition_of(how, 20, world)
+        parts = {
+            name: lay_out(part_of(whole, partition, rank, world))
+            for name, (whole, lay_out) in layouts.items()
+        }
+        assert not any(part.is_contiguous() for part in parts.values() if len(part) > 1)
+        features = {
+            ("node", None, name): featsync.PartitionedFeature(part, partition)
+            for name, part in parts.items()
+        }
+        loader = planned_loader(
+            HandMade([ids, ids[:9], ids.flip(0)]), store_of(features), list(layouts),
+            transport=transport,
+        )  # fmt: skip
+        for minibatch in loader:
+            assert_as_stock(minibatch, stock, list(layouts))
 
 
 def zero_rows_on_one_rank_are_delivered_as_such(rank):
@@ -143,7 +170,8 @@ LAUNCH = Launch(
     [
         rows_are_as_in_stock_on_a_homogeneous_graph,
         rows_are_as_in_stock_on_a_heterogeneous_graph,
-        every_dtype_and_layout_arrives_bit_for_bit,
+        every_dtype_arrives_bit_for_bit,
+        parts_may_have_strides_of_their_own,
         zero_rows_on_one_rank_are_delivered_as_such,
         parts_in_files_stay_there,
         parts_without_rows_and_conjugated_ones_are_no_files,

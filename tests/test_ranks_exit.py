@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import featsync
+from featsync.transports import TRANSPORTS
 from support.epochs import epoch, split_batches
 from support.graphs import assert_as_stock, planned_loader, ring_store
 from support.parts import partitioned
@@ -50,11 +51,11 @@ def leave_shared_tables(rank, folder):
         (folder / "left").touch()
 
 
-def leave_partitioned_tables(rank, folder):
+def leave_partitioned_tables(rank, folder, transport):
     """Rank 1 still needs the rows of rank 0, which lingers, its group destroyed."""
     join_group(rank, folder)
-    store = partitioned(ring_store(), "range")
-    settings = {"lookahead": 4, "transport": "p2p"}
+    store = partitioned(ring_store(), "owners")
+    settings = {"lookahead": 4, "transport": transport}
     read_on(rank, folder, planned_loader(split_batches(16), store, ["x"], ["w"], **settings))
     if rank == 0:
         dist.destroy_process_group()
@@ -66,6 +67,7 @@ def test_a_rank_may_exit_while_another_is_still_at_work(tmp_path):
     torch.multiprocessing.spawn(leave_shared_tables, (tmp_path,), nprocs=2)
 
 
-def test_a_rank_serves_its_rows_until_the_others_are_done(tmp_path):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_serves_its_rows_until_the_others_are_done(tmp_path, transport):
     """Case 22: both exit with 0, which spawn checks."""
-    torch.multiprocessing.spawn(leave_partitioned_tables, (tmp_path,), nprocs=2)
+    torch.multiprocessing.spawn(leave_partitioned_tables, (tmp_path, transport), nprocs=2)

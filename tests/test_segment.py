@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import pickle
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import torch
 
 from featsync.errors import CapacityError, PeerError
 from featsync.segment import Segment, SegmentHandle, SegmentRegistry
-from support.processes import open_descriptors
+from support.processes import in_small_shm, open_descriptors
 
 
 def address(array):
@@ -157,24 +156,6 @@ def test_a_missing_dev_shm_is_explained(monkeypatch, code, reason):
 
     with pytest.raises(CapacityError, match=f"needs /dev/shm, and .* {reason}.*--shm-size=8g"):
         Segment.create(1)
-
-
-def in_small_shm(code):
-    """Run Python in a mount namespace of its own, where /dev/shm has 8 MiB."""
-    unshare = shutil.which("unshare")
-    command = [unshare or "unshare", "-m", "sh", "-c"]
-    script = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"'
-    if (
-        unshare is None
-        or subprocess.run([*command, script, "true"], capture_output=True).returncode
-    ):
-        pytest.skip("mount namespaces are not permitted here (unshare -m)")
-    return subprocess.run(
-        [*command, script, sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
 
 
 def test_a_small_dev_shm_is_an_error_before_anything_is_written():

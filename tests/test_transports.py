@@ -18,7 +18,7 @@ from featsync.remote_rows import Delivery, RemoteRows
 from featsync.routes import route_of
 from featsync.testing import check_transport, local_engines, local_tables
 from featsync.transports import TRANSPORTS, Fetches, Landing, Pull, Transport
-from test_partition import partitions
+from support.strategies import partitions
 
 KEY = FeatureKey("node", None, "x")
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -25,22 +25,48 @@ from featsync.profile import load_profile
 from featsync.row_kind import RowKind
 from featsync.world import World
 
-__all__ = ["local_engines", "local_tables"]
+__all__ = ["Mailboxes", "local_engines", "local_tables"]
 
 
-class _Mailboxes:
-    """What is under way between the ranks, by sender, receiver and tag.
+class Message(NamedTuple):
+    """One message with rows.
 
     Attributes:
-        num_messages: Sent so far.
-        num_bytes: Sent so far.
+        sender: A rank.
+        receiver: Another.
+        tag: By which they are matched.
+        num_bytes: Its length.
+    """
+
+    sender: int
+    receiver: int
+    tag: int
+    num_bytes: int
+
+
+class Mailboxes:
+    """What is under way between the ranks.
+
+    Attributes:
+        sent: All messages so far, in the order in which they were sent.
+        posted: All receives so far, in the order in which they were posted.
     """
 
     def __init__(self) -> None:
-        self.boxes: defaultdict[tuple[int, int, int], queue.Queue[torch.Tensor]]
-        self.boxes = defaultdict(queue.Queue)
-        self.num_messages = 0
-        self.num_bytes = 0
+        self._boxes: defaultdict[tuple[int, int, int], queue.Queue[torch.Tensor]]
+        self._boxes = defaultdict(queue.Queue)
+        self.sent: list[Message] = []
+        self.posted: list[Message] = []
+
+    def put(self, message: Message, rows: torch.Tensor) -> None:
+        """Send."""
+        self.sent.append(message)
+        self._boxes[message[:3]].put(rows.clone())
+
+    def box(self, message: Message) -> queue.Queue[torch.Tensor]:
+        """Post a receive; where the message will be."""
+        self.posted.append(message)
+        return self._boxes[message[:3]]
 
 
 class _Receive:
@@ -71,37 +97,39 @@ class _Sent:
 class LocalGroup:
     """One rank's end of the mailboxes: what an engine asks of a process group."""
 
-    def __init__(self, rank: int, mailboxes: _Mailboxes) -> None:
+    def __init__(self, rank: int, mailboxes: Mailboxes) -> None:
         self._rank = rank
-        self.mailboxes = mailboxes
+        self._mailboxes = mailboxes
 
     def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> _Sent:
         """Send one tensor."""
         (rows,) = tensors
-        self.mailboxes.num_messages += 1
-        self.mailboxes.num_bytes += rows.numel()
-        self.mailboxes.boxes[self._rank, rank, tag].put(rows.clone())
+        self._mailboxes.put(Message(self._rank, rank, tag, rows.numel()), rows)
         return _Sent()
 
     def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> _Receive:
         """Post a receive of one tensor."""
         (buffer,) = tensors
-        return _Receive(self.mailboxes.boxes[rank, self._rank, tag], buffer)
+        message = Message(rank, self._rank, tag, buffer.numel())
+        return _Receive(self._mailboxes.box(message), buffer)
 
 
 @contextmanager
-def local_engines(num_ranks: int, timeout: float = 10.0) -> Iterator[list[Engine]]:
+def local_engines(
+    num_ranks: int, timeout: float = 10.0, mailboxes: Mailboxes | None = None
+) -> Iterator[list[Engine]]:
     """Start an engine for each of some ranks of this process, and end them afterwards.
 
     Args:
         num_ranks: How many.
         timeout: Seconds without a sign of life after which a rank is given up.
+        mailboxes: To carry rows; bring some to see what is sent.
     """
     links: list[dict[int, socket.socket]] = [{} for _ in range(num_ranks)]
     for rank in range(num_ranks):
         for other in range(rank):
             links[rank][other], links[other][rank] = socket.socketpair()
-    mailboxes, profile = _Mailboxes(), load_profile()
+    mailboxes, profile = mailboxes or Mailboxes(), load_profile()
     engines = []
     for rank in range(num_ranks):
         world = World(rank, range(num_ranks), None, timeout)

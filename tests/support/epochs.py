@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import dgl.graphbolt as gb
+import numpy as np
 import torch
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +27,14 @@ def split_batches(num_items: int, **options: Any) -> IterDataPipe[Any]:
     return gb.DistributedItemSampler(items, batch_size=2, **options).sample_neighbor(
         ring20(), [2, 2]
     )
+
+
+def plain_batches(rank: int, shuffle: bool) -> IterDataPipe[Any]:
+    """Minibatches of ring20 of two seeds each, by a sampler that knows of no ranks."""
+    items = gb.ItemSet(torch.arange(20), names="seed_nodes")
+    sampler = gb.ItemSampler(items, batch_size=2, shuffle=shuffle)
+    sampler._rng = np.random.default_rng(5 + rank)  # as unalike as stock's own
+    return sampler.sample_neighbor(ring20(), [2, 2])
 
 
 def epoch(loader: Iterable[Any], store: Any, **keys: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -123,14 +124,21 @@ def ring_batches(
 
 
 class HandMade(IterDataPipe[Any]):
-    """Minibatches with the input nodes that are given, without any sampler."""
+    """Minibatches with the input nodes that are given, without any sampler.
 
-    def __init__(self, input_nodes: Sequence[Any]) -> None:
+    Args:
+        input_nodes: Of each minibatch: ids, or ids by type.
+        pause_s: Seconds that each of them takes.
+    """
+
+    def __init__(self, input_nodes: Sequence[Any], pause_s: float = 0.0) -> None:
         super().__init__()
         self.input_nodes = input_nodes
+        self.pause_s = pause_s
 
     def __iter__(self) -> Iterator[gb.MiniBatch]:
         for nodes in self.input_nodes:
+            time.sleep(self.pause_s)
             minibatch = gb.MiniBatch()
             minibatch.input_nodes = nodes
             yield minibatch

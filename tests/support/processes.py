@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gc
 import multiprocessing as mp
+import shutil
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 
 def is_running(pid: int) -> bool:
@@ -78,3 +84,22 @@ def assert_ends_well(process: mp.process.BaseProcess, seconds: float = 60.0) -> 
     """Wait until a process has ended, and fail with its exit code unless that is 0."""
     process.join(seconds)
     assert process.exitcode == 0, f"{process.name} ended with {process.exitcode} (None: runs still)"
+
+
+def in_small_shm(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a mount namespace of its own, where /dev/shm has 8 MiB."""
+    unshare = shutil.which("unshare")
+    command = [unshare or "unshare", "-m", "sh", "-c"]
+    script = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" "$@"'
+    if (
+        unshare is None
+        or subprocess.run([*command, script, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("mount namespaces are not permitted here (unshare -m)")
+    return subprocess.run(
+        [*command, script, sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )

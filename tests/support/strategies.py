@@ -1,12 +1,14 @@
-"""Hypothesis strategies: tables, the ids that minibatches want of them, caches and windows."""
+"""Hypothesis strategies: tables, their parts, the ids that minibatches want, caches and windows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from featsync.partition import OwnerPartition, Partition, RangePartition
 from featsync.plan import FeatureKey, Want
 from featsync.retention import RETENTION
 from support.tensors import DTYPES
@@ -105,3 +107,17 @@ def cases(draw, max_epochs: int = 3, max_batches: int = 7) -> Case:
         epochs.append(Epoch(batches, taken))
     slots = {key: count for key, count in slots.items() if key not in uncached}
     return Case(tables, slots, draw(policies), draw(windows), epochs)
+
+
+@st.composite
+def partitions(
+    draw, min_ranks: int = 1, max_ranks: int = 6, min_rows: int = 0
+) -> tuple[Partition, list[int]]:
+    """A partition, and the owner of each row as a plain list."""
+    num_ranks = draw(st.integers(min_ranks, max_ranks))
+    owners = draw(st.lists(st.integers(0, num_ranks - 1), min_size=min_rows, max_size=60))
+    if draw(st.booleans()):
+        owners = sorted(owners)
+        counts = [owners.count(rank) for rank in range(num_ranks)]
+        return RangePartition([0, *np.cumsum(counts).tolist()]), owners
+    return OwnerPartition(np.array(owners, np.int64), num_ranks), owners
