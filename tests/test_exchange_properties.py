@@ -127,7 +127,8 @@ class Reader:
             deliveries[key] = Delivery(Fetch(len(wish.ids), positions), target)
             wanted[key] = torch.zeros_like(target)
             wanted[key][positions] = self.wholes[key][torch.tensor(wish.missing).long()]
-        moves = self.rows.fetch(batch, deliveries)
+        fetches = self.rows.fetch(batch, deliveries)
+        moves = [*fetches.first, *fetches.last]
         self.gathered += Counter(
             (batch, move.what, int(position))
             for move in moves

@@ -77,11 +77,11 @@ def rows_are_those_of_the_moment_when_they_were_sent(rank):
     )
     table = PartitionedTable(key, feature.featsync_parts)
     served = table.parts.engine.served
-    before = served.rows_read
+    before = served.rows_sent
     dist.barrier()
     if rank == 0:
         deadline = time.monotonic() + LIMIT_S
-        while served.rows_read < before + 10:
+        while served.rows_sent < before + 10:
             assert time.monotonic() < deadline
         table.parts.readable[0].fill_(-1)
     else:
@@ -89,9 +89,9 @@ def rows_are_those_of_the_moment_when_they_were_sent(rank):
         target = torch.zeros(10, width)
         rows.announce(0, {key: Want((torch.arange(10),))})
         order, take = rows.fetch(0, {key: Delivery(Fetch(10), target)})
-        CpuDevice().execute([order])
+        CpuDevice().execute(order)
         time.sleep(0.5)
-        CpuDevice().execute([take])
+        CpuDevice().execute(take)
         rows.close()
         assert torch.equal(target, column[:10].expand(-1, width))
     dist.barrier()
