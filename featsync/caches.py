@@ -6,7 +6,7 @@ loaders of one feature share them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -19,6 +19,7 @@ from featsync.errors import CapacityError
 from featsync.flights import Mover
 from featsync.host_cache.cache import HostCache
 from featsync.host_cache.opening import CacheFinder, num_slots_of_host
+from featsync.host_cache.placement import RowCosts, num_held_by_each
 from featsync.mapped import file_of
 from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey
@@ -59,16 +60,42 @@ def caches_of(
     slots = {} if settings.retention == "none" else slots_of_tables(settings.device_cache, cachable)
     caches = Caches({}, {})
     for key, table in tables.items():
-        if not isinstance(table, ForeignTable) and slots.get(key):
-            wanted = CacheSettings(slots[key], settings.retention, settings.lookahead)
-            if settings.cache_scope == "host" and _has_neighbours(table):
-                caches.shared[key] = _shared(sources.store, table, wanted, settings)
-            else:
-                caches.own[key] = _residency(sources.store, table, wanted, settings, mover)
-        _note(
-            mover.stats.features.setdefault(key, FeatureStats()), table, slots.get(key, 0), settings
-        )
+        stats = mover.stats.features.setdefault(key, FeatureStats())
+        if isinstance(table, ForeignTable):
+            stats.why = (
+                "the feature's own read() gives its rows, so they are neither pooled nor cached"
+            )
+            continue
+        stats.row_bytes = table.kind.num_bytes
+        shares = _shares_of(table, slots.get(key, 0), settings)
+        if shares.own:
+            wanted = CacheSettings(shares.own, settings.retention, settings.lookahead)
+            caches.own[key] = _residency(sources.store, table, wanted, settings, mover)
+        if shares.of_host and isinstance(table, PartitionedTable):
+            wanted = CacheSettings(shares.of_host, settings.retention, settings.lookahead)
+            caches.shared[key] = _shared(sources.store, table, wanted, settings)
+        stats.why = "; ".join(_reasons(table, shares, settings))
     return caches
+
+
+class _Shares(NamedTuple):
+    """Slots of one rank, by what they hold."""
+
+    own: int
+    of_host: int
+
+
+def _shares_of(table: RowTable, num_slots: int, settings: PlannerSettings) -> _Shares:
+    """Split slots into those for rows that each rank holds and those for rows held once."""
+    if num_slots == 0 or settings.cache_scope != "host" or not _has_neighbours(table):
+        return _Shares(num_slots, 0)
+    engine, width = table.parts.engine, table.kind.num_bytes
+    if engine is None:
+        return _Shares(num_slots, 0)
+    costs = RowCosts(*(cost.row_seconds(width) for cost in engine.profile.cache_costs))
+    score = settings.score_of(table.key, table.num_rows)
+    own = num_held_by_each(score, num_slots, len(table.parts.ranks_of_host), costs)
+    return _Shares(own, num_slots - own)
 
 
 def _has_neighbours(table: RowTable) -> TypeGuard[PartitionedTable]:
@@ -137,27 +164,20 @@ def _is_shared(table: RowTable) -> bool:
     )
 
 
-def _note(stats: FeatureStats, table: Table, slots: int, settings: PlannerSettings) -> None:
-    if isinstance(table, ForeignTable):
-        stats.why = "the feature's own read() gives its rows, so they are neither pooled nor cached"
-        return
-    stats.row_bytes = table.kind.num_bytes
-    reasons = []
+def _reasons(table: RowTable, shares: _Shares, settings: PlannerSettings) -> Iterator[str]:
     if isinstance(table, TensorTable):
-        reasons.append("this rank reads the whole table itself: nothing to exchange")
-    is_shared = settings.cache_scope == "host" and _has_neighbours(table)
-    if slots and is_shared and isinstance(table, PartitionedTable):
+        yield "this rank reads the whole table itself: nothing to exchange"
+    if shares.own:
+        yield f"{shares.own:,} rows cached by {settings.retention}"
+    if shares.of_host and isinstance(table, PartitionedTable):
         num_ranks = len(table.parts.ranks_of_host)
-        reasons.append(
-            f"{num_slots_of_host(table, slots):,} rows cached by {settings.retention}, once for "
-            f"the {num_ranks} ranks of this machine"
+        yield (
+            f"{num_slots_of_host(table, shares.of_host):,} rows cached by {settings.retention}, "
+            f"once for the {num_ranks} ranks of this machine"
         )
-    elif slots:
-        reasons.append(f"{slots:,} rows cached by {settings.retention}")
-    else:
-        reasons.append("no device cache, so no id is looked at")
-    if settings.cache_scope == "host" and isinstance(table, TensorTable):
-        reasons.append("cache_scope=host is no gain for a table that every rank can read")
-    elif settings.cache_scope == "host" and slots and not is_shared:
-        reasons.append("no other rank on this machine to share with")
-    stats.why = "; ".join(reasons)
+    if shares == (0, 0):
+        yield "no device cache, so no id is looked at"
+    elif settings.cache_scope == "host" and isinstance(table, TensorTable):
+        yield "cache_scope=host is no gain for a table that every rank can read"
+    elif settings.cache_scope == "host" and not _has_neighbours(table):
+        yield "no other rank on this machine to share with"

@@ -77,6 +77,15 @@ class Profile(BaseModel):
     local: Cost
     transports: Mapping[str, Cost]
 
+    @property
+    def cache_costs(self) -> tuple[Cost, Cost, Cost]:
+        """Of rows in own memory, in that of a rank of the same machine, and on another machine.
+
+        What was not measured counts as no nearer than what lies behind it.
+        """
+        home = self.transports.get("p2p", self.local)
+        return self.local, self.transports.get("shared_memory", home), home
+
     def cheapest(self, names: Sequence[str], row_bytes: int) -> tuple[str, str]:
         """Choose a transport for rows of a width.
 
