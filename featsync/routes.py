@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from featsync.errors import PlanError
+from featsync.errors import ConfigError, PlanError
 from featsync.partitioned_table import PartitionedTable
 from featsync.retention.arrays import Ids, Mask
 from featsync.table import TensorTable
@@ -55,12 +55,21 @@ def route_of(table: PartitionedTable, transport: str) -> Route:
         table: The table.
         transport: ``auto``, or a name of `TRANSPORTS`, which is used for all ranks that it
             reaches; ranks on other machines are always asked by ``p2p``.
+
+    Raises:
+        ConfigError: The transport that was asked for reaches none of the ranks.
     """
     parts = table.parts
     others = [r for r, size in enumerate(parts.partition.sizes) if size and r != parts.rank]
     wanted, why = transport, "asked for"
     if transport == "auto":
         wanted, why = _cheapest(table, others)
+    elif others and not any(TRANSPORTS[wanted].reaches(table, rank) for rank in others):
+        names = ", ".join(f"rank {rank}" for rank in others)
+        raise ConfigError(
+            f"sync_feature.transport = {wanted!r} reaches none of the ranks that hold rows of "
+            f"{table.key} ({names}): they are on other machines. Use 'p2p', or 'auto'."
+        )
     by_rank = {
         rank: wanted if TRANSPORTS[wanted].reaches(table, rank) else "p2p" for rank in others
     }

@@ -94,7 +94,9 @@ class Session:
         self.window.push(wants)
         if self._remote is not None and self._remote.keys:
             announce = partial(self._remote.announce, self._num_pushed, wants)
-            self._announced.append(self._mover.caller.submit([Call("ids", announce)]))
+            self._announced.append(
+                self._mover.caller.submit([Call("ids", announce)], is_watched=True)
+            )
         self._num_pushed += 1
 
     def begin(self, plan: Plan, wants: Mapping[FeatureKey, Want], last: Flight | None) -> Flight:
@@ -237,7 +239,9 @@ class Session:
             *fetches.last,
             *(move for moves in shared for move in moves.fill),
         ]
-        flight.tickets.append(self._mover.caller.submit(moves))
+        flight.tickets.append(self._mover.caller.submit(moves, is_watched=True))
+        if shared:
+            self._mover.caller.carry_out()
         return sent
 
     def _watch(self, key: FeatureKey, rank: int) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from featsync.exchange.faults import Faults, gone, silent
@@ -10,6 +11,7 @@ from featsync.world import World
 
 __all__ = ["LOOK_S", "Vigil"]
 
+_LOG = logging.getLogger(__name__)
 LOOK_S = 0.5  # between two looks
 
 
@@ -37,6 +39,7 @@ class Vigil:
         self._world, self._links, self._faults = world, links, faults
         self._session, self._rank, self._timeout = session, rank, timeout
         self._begun = self._pinged = time.monotonic()
+        self._has_warned = False
 
     def look(self) -> None:
         """Raise if the wait is in vain; to be called about every `LOOK_S`.
@@ -50,6 +53,14 @@ class Vigil:
         if not self._links.is_open(self._rank):
             raise gone(self._world, self._rank)
         now = time.monotonic()
+        if now - self._begun > self._timeout and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "%s has waited %.0f s for %s, which lives but is busy",
+                self._world.name(self._world.rank),
+                now - self._begun,
+                self._world.name(self._rank),
+            )
         heard = max(self._begun, self._links.last_heard(self._rank))
         if now - heard > self._timeout:
             raise silent(self._world, self._rank, self._timeout)

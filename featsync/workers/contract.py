@@ -56,12 +56,20 @@ class Worker(ABC):
         """
 
     @abstractmethod
-    def submit(self, moves: Sequence[Move]) -> Ticket:
+    def submit(self, moves: Sequence[Move], is_watched: bool = False) -> Ticket:
         """Accept moves and return; only `inline` leaves them until they are waited for.
+
+        Args:
+            moves: In the order to be done.
+            is_watched: Whether moves among them wait for other ranks. They watch over these
+                themselves, and name who is late, so their ticket is waited for without a limit.
 
         Raises:
             ConfigError: This kind of worker cannot do a move; the message names the feature.
         """
+
+    def carry_out(self) -> None:  # noqa: B027 - most workers do so anyway
+        """Have what was submitted done even if nobody waits for it: another rank does."""
 
     @abstractmethod
     def close(self) -> None:

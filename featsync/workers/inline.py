@@ -66,11 +66,16 @@ class InlineWorker(Worker):
         self._device = device
         self._queue: deque[InlineTicket] = deque()
 
-    def submit(self, moves: Sequence[Move]) -> InlineTicket:
+    def submit(self, moves: Sequence[Move], is_watched: bool = False) -> InlineTicket:
         """Queue the moves; see `Worker.submit`."""
         ticket = InlineTicket(moves, self._queue, self._device)
         self._queue.append(ticket)
         return ticket
+
+    def carry_out(self) -> None:
+        """Do now what was submitted; errors wait for whoever waits for it."""
+        while self._queue:
+            self._queue.popleft().run()
 
     def close(self) -> None:
         """Drop what was not waited for."""

@@ -92,7 +92,7 @@ class ProcessWorker(Worker):
             self._registry.add(table.segment)
         self._layout(str(table.key), table.tensor, "its table lies")
 
-    def submit(self, moves: Sequence[Move]) -> ProcessTicket:
+    def submit(self, moves: Sequence[Move], is_watched: bool = False) -> ProcessTicket:
         """Send the moves to the helper; see `Worker.submit`."""
         self._unmap_dropped()
         held: list[torch.Tensor] = []

@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 class ThreadTicket(Ticket):
     """Moves on their way through the thread."""
 
-    def __init__(self, moves: Sequence[Move], timeout: float) -> None:
+    def __init__(self, moves: Sequence[Move], timeout: float | None) -> None:
         self._moves = moves
         self._timeout = timeout
         # A lock that is held until the moves are done: cheaper than an Event, and enough for one
@@ -37,7 +37,7 @@ class ThreadTicket(Ticket):
 
     def wait(self) -> None:
         """Block until the moves are done; see `Ticket.wait`."""
-        if not self._running.acquire(timeout=self._timeout):
+        if not self._running.acquire(timeout=-1 if self._timeout is None else self._timeout):
             raise PeerTimeoutError(
                 f"the mover thread did not finish {len(self._moves)} moves "
                 f"({', '.join(move.what for move in self._moves)}) in {self._timeout} s. Is a "
@@ -83,11 +83,11 @@ class ThreadWorker(Worker):
         atexit.unregister(_end_threads)
         atexit.register(_end_threads)
 
-    def submit(self, moves: Sequence[Move]) -> ThreadTicket:
+    def submit(self, moves: Sequence[Move], is_watched: bool = False) -> ThreadTicket:
         """Hand the moves to the thread; see `Worker.submit`."""
         if self._is_closed:
             raise PeerError("the mover thread was closed: it takes no more moves", "mover thread")
-        ticket = ThreadTicket(moves, self._timeout)
+        ticket = ThreadTicket(moves, None if is_watched else self._timeout)
         self._queue.put(ticket)
         return ticket
 
