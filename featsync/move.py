@@ -33,10 +33,18 @@ class Gather:
 
 @dataclass(frozen=True)
 class Call:
-    """Rows that only a foreign ``read`` can give: run ``action()``, which stores what it read."""
+    """Rows that only a foreign ``read`` can give: run ``action()``, which stores what it read.
+
+    Attributes:
+        what: Name of the feature, for errors.
+        action: To be run.
+        patience: Seconds that it may take beyond the worker's limit: it waits for others, and
+            names them when its own limit is over.
+    """
 
     what: str
     action: Callable[[], None]
+    patience: float = 0.0
 
 
 Move = Gather | Call

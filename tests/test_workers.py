@@ -335,6 +335,23 @@ def test_a_thread_moves_while_nobody_waits():
     bench.worker.close()
 
 
+def test_a_thread_is_given_the_time_in_which_a_call_names_whom_it_waits_for():
+    """Both have the same timeout, and the thread's begins earlier."""
+    bench = Bench("thread", timeout=0.05)
+
+    def wait_for_a_rank():
+        time.sleep(0.3)
+        raise PeerTimeoutError("rank 1 gave no sign of life", "rank 1")
+
+    ticket = bench.worker.submit([Call("x", wait_for_a_rank, patience=TIMEOUT_S)])
+
+    with pytest.raises(PeerTimeoutError) as caught:
+        ticket.wait()
+
+    bench.worker.close()
+    assert caught.value.peer == "rank 1"
+
+
 def test_a_thread_that_does_not_finish_in_time_is_named_with_what_it_moves():
     bench = Bench("thread", timeout=0.05)
     may_go_on = threading.Event()

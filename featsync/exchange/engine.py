@@ -155,6 +155,14 @@ class Engine:
         self._links.send(rank, {**words, "tag": tag, "num_bytes": buffer.numel()}, numbers)
         return arrival
 
+    def longest_wait(self, num_bytes: int) -> float:
+        """Seconds after which `wait` has given up a rank that shows no sign of life.
+
+        Args:
+            num_bytes: Of the rows that were ordered.
+        """
+        return self.timeout + time_limit(self.timeout, num_bytes).total_seconds()
+
     def wait(self, arrival: Arrival, session: int) -> None:
         """Block until ordered rows are in their buffer.
 
@@ -182,7 +190,7 @@ class Engine:
         if arrival.error is not None:
             raise arrival.error
         try:
-            arrival.work.wait(time_limit(self.timeout, arrival.buffer))
+            arrival.work.wait(time_limit(self.timeout, arrival.buffer.numel()))
         except RuntimeError as error:
             if self._links.is_open(arrival.rank):
                 raise silent(self.world, arrival.rank, self.timeout) from error

@@ -59,7 +59,7 @@ class Sender:
         sends = self._sends.setdefault(rank, deque())
         while len(sends) >= _MAX_SENDS:
             work, sent = sends.popleft()
-            work.wait(time_limit(self._timeout, sent))
+            work.wait(time_limit(self._timeout, sent.numel()))
             del work  # before the tensor, so that nothing of C++ outlives Python's hold on it
         buffer = self._blocks.take((words["num_bytes"],), torch.uint8)
         self._served.gather(rank, order, buffer)
@@ -75,6 +75,6 @@ class Sender:
             self._links.send(rank, {"kind": "failed", "tag": frame.words["tag"], "what": what})
 
 
-def time_limit(timeout: float, buffer: torch.Tensor) -> timedelta:
+def time_limit(timeout: float, num_bytes: int) -> timedelta:
     """How long rows may be under way: gloo ends its connections when it is over."""
-    return timedelta(seconds=timeout + buffer.numel() / _SLOWEST_LINK)
+    return timedelta(seconds=timeout + num_bytes / _SLOWEST_LINK)

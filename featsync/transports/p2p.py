@@ -58,7 +58,7 @@ class PointToPoint(Transport):
         what = ", ".join(dict.fromkeys(str(landing.pull.table.key) for landing in landings))
         return Fetches(
             [Call(what, lambda order=order: order.post(batch)) for order in orders],  # type: ignore[misc]
-            [Call(what, order.land) for order in orders],
+            [Call(what, order.land, order.patience) for order in orders],
         )
 
 
@@ -80,6 +80,13 @@ class _Order:
         self._rank = rank
         self._landings = landings
         self._arrival: Arrival | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds that `land` may take; it names the rank when they are over."""
+        pulls = [landing.pull for landing in self._landings]
+        num_bytes = sum(len(pull.rows) * pull.table.kind.num_bytes for pull in pulls)
+        return self._engine.longest_wait(num_bytes)
 
     def post(self, batch: int) -> None:
         """Ask for the rows; does not wait."""

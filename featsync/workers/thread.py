@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 
 from featsync.device import Device
 from featsync.errors import PeerError, PeerTimeoutError
-from featsync.move import Move
+from featsync.move import Call, Move
 from featsync.workers.contract import Ticket, Worker
 
 _LOG = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class ThreadTicket(Ticket):
 
     def __init__(self, moves: Sequence[Move], timeout: float) -> None:
         self._moves = moves
-        self._timeout = timeout
+        self._limit = timeout + sum(m.patience for m in moves if isinstance(m, Call))
         # A lock that is held until the moves are done: cheaper than an Event, and enough for one
         # waiter.
         self._running = threading.Lock()
@@ -37,10 +37,10 @@ class ThreadTicket(Ticket):
 
     def wait(self) -> None:
         """Block until the moves are done; see `Ticket.wait`."""
-        if not self._running.acquire(timeout=self._timeout):
+        if not self._running.acquire(timeout=self._limit):
             raise PeerTimeoutError(
                 f"the mover thread did not finish {len(self._moves)} moves "
-                f"({', '.join(move.what for move in self._moves)}) in {self._timeout} s. Is a "
+                f"({', '.join(move.what for move in self._moves)}) in {self._limit:g} s. Is a "
                 f"feature's read() stuck, or its disk? Raise sync_feature's timeout if it is slow.",
                 peer="mover thread",
             )
@@ -70,7 +70,7 @@ class ThreadWorker(Worker):
 
     Args:
         device: Where rows are delivered.
-        timeout: Seconds that one list of moves may take.
+        timeout: Seconds that one list of moves may take, besides the patience of its calls.
     """
 
     def __init__(self, device: Device, timeout: float) -> None:
