@@ -241,6 +241,18 @@ def an_epoch_sends_its_rows_and_ids_and_little_else(rank):
     assert row_bytes[rank] <= received <= 1.05 * (row_bytes[rank] + id_bytes[1 - rank])
 
 
+def a_rank_that_is_done_serves_the_others_until_they_are(rank):
+    """Rank 0 ends its program, as torchrun's are ended: no ``spawn`` that waits for it."""
+    if rank == 0:
+        featsync.PartitionedFeature(torch.arange(10.0), [0, 10, 20])
+        return
+    feature = featsync.PartitionedFeature(torch.arange(10.0, 20.0), [0, 10, 20])
+    assert wait_until((Path(os.environ["TEST_FOLDER"]) / "answer.0").exists, 30)
+    for _ in range(10):
+        assert_same(feature.read(torch.arange(20)), torch.arange(20.0))
+        time.sleep(0.05)
+
+
 def a_network_of_its_own_makes_no_host(rank):
     """Hosts 0 and 1 have their processes in common, and with them their memory; host 2 not."""
     world = World.join()
@@ -286,7 +298,11 @@ SAME_ROWS = [
     rows_of_several_dtypes_arrive_bit_for_bit,
 ]
 FACTS = {
-    "2x1": [*SAME_ROWS, an_epoch_sends_its_rows_and_ids_and_little_else],
+    "2x1": [
+        *SAME_ROWS,
+        an_epoch_sends_its_rows_and_ids_and_little_else,
+        a_rank_that_is_done_serves_the_others_until_they_are,
+    ],
     "2x2": [
         two_by_two_are_two_hosts_though_they_have_one_name,
         the_address_is_one_that_other_hosts_reach,
@@ -311,14 +327,16 @@ SHAPES = {
 def establish(rank, shape):
     """All facts in turn; the first that does not hold ends the launch."""
     for fact in FACTS[shape]:
-        fact(rank)
         dist.barrier()
+        fact(rank)
 
 
 def launch(shape):
     with Cluster(**SHAPES[shape]) as cluster:
-        ranks = int(shape[-1])
-        run = HostRanks(cluster, ranks, establish, shape, torchrun=shape == "2x2", timeout_s=150)
+        run = HostRanks(
+            cluster, int(shape[-1]), establish, shape,
+            torchrun=shape == "2x2", together=shape != "2x1", timeout_s=150,
+        )  # fmt: skip
         try:
             run.results()
         except (AssertionError, ClusterError) as error:

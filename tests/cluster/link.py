@@ -15,8 +15,7 @@ dropped, as in a switch with a buffer of so much; TCP on one machine does not fi
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .machines import ClusterError, Machine, call
@@ -78,12 +77,7 @@ class Link:
 
     def traffic(self, number: int) -> Traffic:
         """What a machine sent and received since it was joined."""
-        machine = self._machines[number]
-        wire = 0
-        if self._rate is not None:
-            said = machine.call_network("tc", "-s", "-j", "qdisc", "show", "dev", INTERFACE)
-            wire = int(json.loads(said)[0]["bytes"])
-        return traffic_of(machine.pid)._replace(wire=wire)
+        return traffic_of(self._machines[number].call_network)
 
     def set_up(self, number: int, up: bool) -> None:
         """Plug a machine in again, or pull the plug."""
@@ -136,14 +130,27 @@ def bits_a_second(rate: str) -> int:
         ) from error
 
 
-def traffic_of(process: int | str = "self") -> Traffic:
-    """What the machine of a process sent and received; ``wire`` is not known here."""
-    for line in Path(f"/proc/{process}/net/dev").read_text().splitlines():
+def traffic_of(run: Callable[..., str] = call) -> Traffic:
+    """What one machine sent and received since it was joined.
+
+    Args:
+        run: Runs a tool in the machine's network; as it is, this process is on that machine.
+
+    Raises:
+        ClusterError: It is no machine of a cluster.
+    """
+    sent, received = _counted(run("cat", "/proc/self/net/dev"))
+    (queue, *_) = json.loads(run("tc", "-s", "-j", "qdisc", "show", "dev", INTERFACE))
+    return Traffic(sent, received, queue["bytes"] if queue["kind"] == "tbf" else 0)
+
+
+def _counted(devices: str) -> tuple[int, int]:
+    for line in devices.splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == INTERFACE:
             received, *_, sent = counts.split()[:9]
-            return Traffic(int(sent), int(received), 0)
-    raise ClusterError(f"process {process} is on no machine of a cluster: it has no {INTERFACE}")
+            return int(sent), int(received)
+    raise ClusterError(f"there is no {INTERFACE} here: this is no machine of a cluster")
 
 
 def _connect(first: Machine, name: str, second: Machine, other_name: str) -> None:

@@ -83,6 +83,9 @@ class HostRanks:
             f"{label} ended with exit status {status}:\n{self._run.last_lines(label)}"
             for label, status in odd.items()
         )
+        for label in statuses:
+            # What goes wrong at the exit of a program changes its status no more.
+            assert "Traceback" not in self._run.last_lines(label), self._run.last_lines(label)
         return [result for _, result in answers]
 
     def _answer(self, rank: int) -> tuple[str | None, Any]:
