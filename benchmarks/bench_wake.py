@@ -20,7 +20,6 @@ import argparse
 import multiprocessing as mp
 import os
 import random
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -145,7 +144,6 @@ def main() -> None:
         f"target for futex: median under {TARGET_US:g} us; an advance unheard: {unheard_us:.1f} us"
     )
     write_json(args.json, rows, advance_us=unheard_us)
-    sys.exit(any(len(values) == 0 for values in wake_ups.values()))
 
 
 if __name__ == "__main__":
