@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,13 @@ class SharedPlanner(Protocol):
 
     def push(self, ids: Ids) -> None:
         """Make one more minibatch known: distinct rows, kept by reference."""
+
+    @property
+    def place(self) -> tuple[Sequence[int], int]:
+        """Among all shared caches, in the same order on all ranks."""
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Hold the lock under which `plan` is to be called."""
 
     def plan(self, wanted: Mask | None) -> tuple[int, Lookup]:
         """Plan the oldest minibatch that is pushed and not planned."""
@@ -124,13 +132,10 @@ class PlanWindow:
             FeatureError: An id lies outside its feature's table.
         """
         distinct = {}
-        for key in [
-            *self._retentions,
-            *(key for key in self._shared if key not in self._retentions),
-        ]:
+        for key in dict.fromkeys([*self._retentions, *self._shared]):
             distinct[key] = DistinctIds(wants.get(key), self._far.get(key))
             try:
-                self._push(key, distinct[key])
+                self._push(key, distinct[key], key in wants)
             except FeatureError as error:
                 raise FeatureError(f"feature {key}: {error}") from error
         self._known.append((wants, distinct))
@@ -144,10 +149,13 @@ class PlanWindow:
             for key, retention in self._retentions.items():
                 keep = retention.settle()
                 keeps[key] = Keep(self._planned[key].positions(keep.positions), keep.slots)
-        features = {
-            key: FeaturePlan(self._fetch(key, want, distinct), keeps.get(key))
-            for key, want in wants.items()
-        }
+        with ExitStack() as held:
+            for shared in sorted(self._shared.values(), key=lambda shared: shared.place):
+                held.enter_context(shared.hold())
+            features = {
+                key: FeaturePlan(self._fetch(key, want, distinct), keeps.get(key))
+                for key, want in wants.items()
+            }
         for key in keeps.keys() - features.keys():  # wanted by the last minibatch, not by this one
             features[key] = FeaturePlan(Fetch(0), keeps[key])
         batch, self._planned = self.num_planned, distinct
@@ -181,8 +189,11 @@ class PlanWindow:
             share=share,
         )
 
-    def _push(self, key: FeatureKey, distinct: DistinctIds) -> None:
-        planners = [p for p in (self._retentions.get(key), self._shared.get(key)) if p is not None]
+    def _push(self, key: FeatureKey, distinct: DistinctIds, is_wanted: bool) -> None:
+        shared = self._shared.get(key) if is_wanted else None
+        planners = [p for p in (self._retentions.get(key), shared) if p is not None]
+        if not planners:
+            return
         try:
             planners[0].push(distinct.ids)
         except PlanError:

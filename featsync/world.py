@@ -108,6 +108,11 @@ class World:
         return len(self._global_ranks)
 
     @property
+    def global_ranks(self) -> tuple[int, ...]:
+        """For each rank of the group its number in the whole job."""
+        return self._global_ranks
+
+    @property
     def host_of_rank(self) -> tuple[int, ...]:
         """For each rank the number of its machine; machines are numbered by their first rank.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -57,10 +58,14 @@ class Machine:
 
 
 class Rank:
-    """One rank's minibatches: planned in order, moved in order."""
+    """One rank's minibatches of one or more features: planned in order, moved in order.
 
-    def __init__(self, machine, rank, batches):
-        self.machine, self.rank, self.batches = machine, rank, batches
+    ``batches[step][feature]`` are ids. As in a session, all features of a minibatch are planned
+    before another rank plans, all are read before any is filled.
+    """
+
+    def __init__(self, machines, rank, batches):
+        self.machines, self.rank, self.batches = machines, rank, batches
         self.num_pushed = self.num_planned = 0
         self.moves = deque()
         self.num_from_home = 0
@@ -69,23 +74,26 @@ class Rank:
         return self.num_pushed < min(len(self.batches), self.num_planned + window)
 
     def push(self):
-        self.machine.directories[self.rank].push(self.batches[self.num_pushed])
+        for machine, ids in zip(self.machines, self.batches[self.num_pushed], strict=True):
+            machine.directories[self.rank].push(ids)
         self.num_pushed += 1
 
     def plan(self):
-        ids = self.batches[self.num_planned]
+        batch = self.batches[self.num_planned]
         self.num_planned += 1
         number = self.num_planned
-        lookup = self.machine.directories[self.rank].plan(number, ids, None)
-        self.machine.check()
-        assert len(np.unique(lookup.fill_slots)) == len(lookup.fill_slots)
-        assert (lookup.slots[lookup.fill_positions] < 0).all()
-        self.num_from_home += int((lookup.slots < 0).sum())
-        self.moves.append(lambda: self._read(number, ids, lookup))
-        self.moves.append(lambda: self._fill(number, ids, lookup))
+        lookups = []
+        for machine, ids in zip(self.machines, batch, strict=True):
+            lookup = machine.directories[self.rank].plan(number, ids, None)
+            machine.check()
+            assert len(np.unique(lookup.fill_slots)) == len(lookup.fill_slots)
+            assert (lookup.slots[lookup.fill_positions] < 0).all()
+            self.num_from_home += int((lookup.slots < 0).sum())
+            lookups.append((machine, number, ids, lookup))
+        self.moves += [partial(self._read, *lookup) for lookup in lookups]
+        self.moves += [partial(self._fill, *lookup) for lookup in lookups]
 
-    def _read(self, number, ids, lookup):
-        machine = self.machine
+    def _read(self, machine, number, ids, lookup):
         if any(machine.landed[rank] < plan for rank, plan in lookup.read_after.items()):
             return False
         hit = lookup.slots >= 0
@@ -93,8 +101,7 @@ class Rank:
         machine.read[self.rank] = number
         return True
 
-    def _fill(self, number, ids, lookup):
-        machine = self.machine
+    def _fill(self, machine, number, ids, lookup):
         if any(machine.landed[r] < plan for r, plan in lookup.fill_after_landings.items()) or any(
             machine.read[r] < plan for r, plan in lookup.fill_after_readings.items()
         ):
@@ -111,11 +118,11 @@ def distinct(rng, num_rows, size):
 @st.composite
 def programs(draw):
     num_rows = draw(st.integers(1, 30))
-    num_ranks = draw(st.integers(1, 4))
+    num_ranks, num_features = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     batches = [
         [
-            distinct(rng, num_rows, rng.integers(0, num_rows + 1))
+            [distinct(rng, num_rows, rng.integers(0, num_rows + 1)) for _ in range(num_features)]
             for _ in range(draw(st.integers(0, 6)))
         ]
         for _ in range(num_ranks)
@@ -124,6 +131,7 @@ def programs(draw):
         num_rows,
         draw(st.integers(1, num_rows)),
         draw(st.sampled_from([1, 2, 7, 8, 15, 31])),
+        num_features,
         batches,
         draw(st.booleans()),
         rng,
@@ -133,9 +141,11 @@ def programs(draw):
 @settings(max_examples=300, deadline=None)
 @given(programs())
 def test_every_order_of_plans_and_moves_reads_the_right_rows_and_ends(program):
-    num_rows, num_slots, window, batches, knows_uses, rng = program
-    machine = Machine(num_rows, num_slots, len(batches), window, knows_uses)
-    ranks = [Rank(machine, rank, own) for rank, own in enumerate(batches)]
+    num_rows, num_slots, window, num_features, batches, knows_uses, rng = program
+    machines = [
+        Machine(num_rows, num_slots, len(batches), window, knows_uses) for _ in range(num_features)
+    ]
+    ranks = [Rank(machines, rank, own) for rank, own in enumerate(batches)]
 
     while True:
         # Moves of a rank happen in order; which rank does what next is anybody's guess.
@@ -172,7 +182,7 @@ def test_with_all_uses_known_nobody_could_find_more_rows_in_the_cache(
         [distinct(rng, num_rows, rng.integers(0, num_rows + 1)) for _ in range(num_batches)]
         for _ in range(num_ranks)
     ]
-    ranks = [Rank(machine, rank, own) for rank, own in enumerate(batches)]
+    ranks = [Rank([machine], rank, [[ids] for ids in own]) for rank, own in enumerate(batches)]
     for rank in ranks:
         for _ in range(num_batches):
             rank.push()
@@ -193,7 +203,7 @@ def test_with_all_uses_known_nobody_could_find_more_rows_in_the_cache(
 def test_a_row_that_two_ranks_want_in_one_step_is_brought_once():
     machine = Machine(100, 10, 2, 2)
     both = np.arange(10)
-    ranks = [Rank(machine, rank, [both, both]) for rank in range(2)]
+    ranks = [Rank([machine], rank, [[both], [both]]) for rank in range(2)]
     for _ in range(2):
         for rank in ranks:
             rank.push()
