@@ -74,7 +74,12 @@ def bring_together(
     readable, whole, problem = _shared(local_rows, table, world, timeout)
     if problem is None:
         engine.served.add(number, readable[world.rank])
-    agree(world, "fill parts in", None, problem, timeout)
+    try:
+        agree(world, "fill parts in", None, problem, timeout)
+    except Exception:
+        # As after a table's life: who was late may think that there is one, and still ask.
+        engine.drop(number)
+        raise
     parts = Parts(
         table,
         _kind(local_rows),

@@ -5,6 +5,7 @@ Each function before the tests is a fact, see `support.facts`.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import tempfile
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import featsync
+from featsync import parts
 from featsync.errors import ConfigError, FeatureError, PeerError
 from featsync.profile import VARIABLE
 from support.facts import Launch, name_of
@@ -27,6 +29,7 @@ from support.graphs import (
     store_of,
 )
 from support.parts import PARTITIONS, WAYS, part_of, partitioned
+from support.processes import wait_until
 from support.profiles import write_profile
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
@@ -85,6 +88,28 @@ def parts_that_make_no_table_are_refused_on_every_rank(rank):
         feature.read(torch.tensor([20]))
 
 
+def a_part_that_was_in_vain_is_let_go(rank):
+    """One rank cannot attach to what the others have served by then."""
+    world = dist.get_world_size()
+    even = [20 * i // world for i in range(world + 1)]
+    mine = part_of(torch.arange(20.0).reshape(20, 1), even, rank, world)
+    engine = featsync.PartitionedFeature(mine, even).featsync_parts.engine
+    gc.collect()
+    assert wait_until(lambda: not engine.served.tables)  # what was made before is gone
+
+    def gone(offer):
+        raise PeerError("it is not there any more", "rank 0")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(parts, "attach", gone)
+        for _ in range(3):
+            with pytest.raises(PeerError, match="it is not there any more") as caught:
+                featsync.PartitionedFeature(mine, even)
+            assert rank == 1 or caught.value.peer == "rank 1"
+    assert wait_until(lambda: not engine.served.tables)
+
+
 def ranks_may_differ_in_their_settings(rank):
     """Each rank asks in its own way, and serves whatever way it is asked."""
     settings = [
@@ -115,6 +140,7 @@ def ranks_may_differ_in_their_keys(rank):
 
 FACTS = [
     parts_that_make_no_table_are_refused_on_every_rank,
+    a_part_that_was_in_vain_is_let_go,
     ranks_may_differ_in_their_settings,
     ranks_may_differ_in_their_keys,
 ]
