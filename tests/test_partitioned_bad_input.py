@@ -18,6 +18,7 @@ import torch.distributed as dist
 import featsync
 from featsync import parts
 from featsync.errors import ConfigError, FeatureError, PeerError
+from featsync.partitioned_store import partitioned_store
 from featsync.profile import VARIABLE
 from support.facts import Launch, name_of
 from support.graphs import (
@@ -25,6 +26,7 @@ from support.graphs import (
     assert_as_stock,
     assert_same,
     planned_loader,
+    ring20,
     ring_store,
     store_of,
 )
@@ -110,6 +112,32 @@ def a_part_that_was_in_vain_is_let_go(rank):
     assert wait_until(lambda: not engine.served.tables)
 
 
+def features_that_ranks_build_in_another_order_are_refused(rank):
+    """Equal in kind and partition, only their names tell them apart."""
+    world = dist.get_world_size()
+    even = [20 * i // world for i in range(world + 1)]
+    x = torch.arange(20.0).reshape(20, 1)
+    tables = {"x": x, "y": -x}
+    order = ["x", "y"] if rank == 0 else ["y", "x"]
+    for name in order:
+        with pytest.raises(ConfigError, match="build different features") as caught:
+            featsync.PartitionedFeature(part_of(tables[name], even, rank, world), even, name=name)
+        first, second = ("x", "y") if name == order[0] else ("y", "x")
+        assert f"(rank 0 {first!r}, rank 1" in str(caught.value)
+        assert f" {second!r}). Build" in str(caught.value)
+    part = part_of(x, even, rank, world)
+    with pytest.raises(ConfigError, match=r"build different features.*rank 1 one without a name"):
+        featsync.PartitionedFeature(part, even, name=None if rank == 1 else "x")
+    with pytest.raises(ConfigError, match=r"build different features.*rank 0 'node/None/x'"):
+        partitioned_store(
+            store_of({("node", None, key): tables[key] for key in order}), ring20(), "contiguous"
+        )
+    for name in tables:
+        part = part_of(tables[name], even, rank, world)
+        feature = featsync.PartitionedFeature(part, even, name=name)
+        assert_same(feature.read(torch.arange(20)), tables[name])
+
+
 def ranks_may_differ_in_their_settings(rank):
     """Each rank asks in its own way, and serves whatever way it is asked."""
     settings = [
@@ -141,6 +169,7 @@ def ranks_may_differ_in_their_keys(rank):
 FACTS = [
     parts_that_make_no_table_are_refused_on_every_rank,
     a_part_that_was_in_vain_is_let_go,
+    features_that_ranks_build_in_another_order_are_refused,
     ranks_may_differ_in_their_settings,
     ranks_may_differ_in_their_keys,
 ]
