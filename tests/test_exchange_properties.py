@@ -178,7 +178,8 @@ def carried_out(run, transport, same_host):
 @settings(max_examples=150)
 @pytest.mark.parametrize(
     ("transport", "same_host"),
-    [*((name, True) for name in TRANSPORTS), ("auto", False)],
+    [*((name, True) for name in TRANSPORTS), ("auto", False), ("p2p", False)],
+    ids=lambda value: {True: "one machine", False: "machines"}.get(value, value),
 )
 @given(run=runs())
 def test_invariant_every_rank_gets_its_rows_each_from_one_place_and_nothing_else_is_sent(

@@ -64,12 +64,14 @@ class Arrivals:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._arrivals: dict[tuple[int, int], Arrival] = {}
-        self._next_tag = dict.fromkeys(links.ranks, 0)
+        # Of two ranks, one uses even tags and the other odd ones. gloo picks a connection by the
+        # tag, so rows in one direction are never behind rows in the other.
+        self._next_tag = {rank: int(rank > world.rank) for rank in links.ranks}
 
     def post(self, rank: int, buffer: torch.Tensor) -> Arrival:
         """Post a receive, before its order is sent."""
         with self._changed:
-            tag = self._next_tag[rank] = (self._next_tag[rank] + 1) % _TAGS
+            tag = self._next_tag[rank] = (self._next_tag[rank] + 2) % _TAGS
             arrival = Arrival(rank, tag, buffer)
             if self._links.is_open(rank):
                 arrival.work = self._group.recv([buffer], rank, tag)
