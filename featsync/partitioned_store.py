@@ -48,7 +48,8 @@ def partitioned_store(store: Any, graph: Any, method: str) -> Any:
             )
         of_type = by_type.get(key.type) if key.domain == "node" else None
         partition = of_type or contiguous(table.num_rows, num_ranks)
-        features[tuple(key)] = PartitionedFeature(_part(table, partition, rank), partition)
+        part = _part(table, partition, rank)
+        features[tuple(key)] = PartitionedFeature(part, partition, name=str(key))
     return gb.BasicFeatureStore(features)
 
 

@@ -101,7 +101,7 @@ def test_the_kit_finds_broken_promises(broken):
 
 @settings(max_examples=25)
 @given(partitions(), st.data())
-def test_rows_are_sent_once_for_each_want_and_nothing_that_nobody_wants(drawn, data):
+def test_rows_are_sent_once_however_often_they_are_wanted_and_nothing_else(drawn, data):
     """Over messages, between 2 to 6 ranks of this process."""
     partition, owners = drawn
     num_ranks = partition.num_ranks
@@ -116,7 +116,7 @@ def test_rows_are_sent_once_for_each_want_and_nothing_that_nobody_wants(drawn, d
             ids = torch.tensor(wanted, dtype=torch.int64)
             before = [served.rows_sent for served in sent]
             assert torch.equal(read(table, route_of(table, "p2p"), ids), rows[ids])
-            found = np.bincount([owners[i] for i in wanted] or [0], minlength=num_ranks)
+            found = np.bincount([owners[i] for i in set(wanted)] or [0], minlength=num_ranks)
             found *= bool(wanted)
             found[engine.world.rank] = 0
             read_now = [s.rows_sent - b for s, b in zip(sent, before, strict=True)]

@@ -27,13 +27,15 @@ __all__ = ["Fetches", "Pull", "Transport"]
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """Rows that one minibatch wants of one rank's part of one table.
+    """Rows that one minibatch wants of one rank's part of one table, each once.
 
     Attributes:
         table: The table.
         rank: Who holds them; another rank than this.
-        rows: ``(n,)`` int64, numbers among the rows of that rank, never falling.
-        positions: ``(n,)`` int64, where each goes in the feature's delivered rows.
+        rows: ``(n,)`` int64, numbers among the rows of that rank, rising: none comes twice.
+        positions: ``(n,)`` int64, where each goes in the feature's delivered rows. What it is
+            copied to from there, where it is wanted in several places, is none of a transport's
+            business.
     """
 
     table: PartitionedTable
