@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from featsync.errors import PeerError
 from featsync.exchange.arrival import Arrival
-from featsync.exchange.faults import Faults, gone, is_failing, silent
+from featsync.exchange.faults import Faults, cut_off, gone, is_failing, silent
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
 from featsync.exchange.sender import Sender, time_limit
@@ -103,10 +103,6 @@ class Engine:
         self.faults.watch(session)
         return session
 
-    def is_open(self, session: int) -> bool:
-        """Whether an iteration is still under way."""
-        return self.faults.is_watched(session)
-
     def close_session(self, session: int) -> None:
         """Let the others forget what an iteration announced; takes no lock."""
         self.faults.forget(session)
@@ -150,20 +146,20 @@ class Engine:
         with self._changed:
             tag = self._next_tag[rank] = (self._next_tag[rank] + 2) % _TAGS
             arrival = Arrival(rank, tag, buffer)
-            if self._links.is_open(rank):
+            try:
                 arrival.work = self._group.recv([buffer], rank, tag)
-                self._arrivals[rank, tag] = arrival
-            else:
+            except RuntimeError:
+                arrival.error = self._why_cut_off(rank)
+                return arrival
+            if not self._links.is_open(rank):
                 arrival.error = gone(self.world, rank)
+                return arrival
+            self._arrivals[rank, tag] = arrival
         self._links.send(rank, {**words, "tag": tag, "num_bytes": buffer.numel()}, numbers)
         return arrival
 
     def longest_wait(self, num_bytes: int) -> float:
-        """Seconds after which `wait` has given up a rank that shows no sign of life.
-
-        Args:
-            num_bytes: Of the rows that were ordered.
-        """
+        """Seconds after which `wait` has given up a silent rank that so much was ordered of."""
         return self.timeout + time_limit(self.timeout, num_bytes).total_seconds()
 
     def wait(self, arrival: Arrival, session: int) -> None:
@@ -192,12 +188,14 @@ class Engine:
                     self._links.send(arrival.rank, {"kind": "ping"})
         if arrival.error is not None:
             raise arrival.error
+        limit = time_limit(self.timeout, arrival.buffer.numel())
+        named = time.monotonic()
         try:
-            arrival.work.wait(time_limit(self.timeout, arrival.buffer.numel()))
+            arrival.work.wait(limit)
         except RuntimeError as error:
-            if self._links.is_open(arrival.rank):
+            if time.monotonic() - named >= limit.total_seconds():
                 raise silent(self.world, arrival.rank, self.timeout) from error
-            raise gone(self.world, arrival.rank) from error
+            raise self._why_cut_off(arrival.rank) from error
         arrival.work = None
         with self._changed:
             self._arrivals.pop((arrival.rank, arrival.tag), None)
@@ -283,6 +281,13 @@ class Engine:
                 arrival.error = PeerError(f"{name} cannot send its rows: {words['what']}", name)
             arrival.is_named = True
             self._changed.notify_all()
+
+    def _why_cut_off(self, rank: int) -> PeerError:
+        """The connection for rows is broken; that for words soon tells whether the process is."""
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._links.is_open(rank), _LOOK_S):
+                return gone(self.world, rank)
+        return cut_off(self.world, rank)
 
     def _lose(self, rank: int) -> None:
         with self._changed:
