@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import featsync
 from featsync import datasets
@@ -17,7 +18,7 @@ from featsync.errors import ConfigError
 from featsync.ondisk import open_folder
 from featsync.partitioned_store import partitioned_store
 
-__all__ = ["LoadedDataset", "load_dataset"]
+__all__ = ["LoadedDataset", "load_dataset", "load_to_compare"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,33 @@ def load_dataset(config: Config) -> LoadedDataset:
     Raises:
         ConfigError: The dataset is not there, or has no such task.
     """
-    dataset = _load(config)
+    return _placed(_load(config), config)
+
+
+def load_to_compare(config: Config) -> tuple[LoadedDataset, Any]:
+    """Load a dataset, and keep its tables whole beside it, to compare what is delivered with them.
+
+    Collective as `load_dataset` is. What is read from a table that is split goes the way that is to
+    be checked; so the whole one stays as well, once a machine: in shared memory, or in the file
+    that it is mapped from.
+
+    Returns:
+        The dataset, and a ``gb.FeatureStore`` of whole tables, each of which this process reads.
+
+    Raises:
+        ConfigError: See `load_dataset`.
+        CapacityError: The machine's shared memory does not hold the tables twice.
+    """
+    whole = _load(config)
+    dataset = _placed(whole, config)
+    if config.partition is None:
+        return dataset, dataset.features
+    is_alone = not (dist.is_available() and dist.is_initialized())
+    return dataset, whole.features if is_alone else featsync.share(whole.features)
+
+
+def _placed(dataset: LoadedDataset, config: Config) -> LoadedDataset:
+    """Put the tables where the configuration wants them; collective if it wants them elsewhere."""
     if config.share:
         return replace(dataset, features=featsync.share(dataset.features))
     if config.partition is not None:
