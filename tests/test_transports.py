@@ -20,6 +20,7 @@ from featsync.routes import route_of
 from featsync.testing import check_transport, local_engines, local_tables
 from featsync.testing.local_ranks import LocalGroup
 from featsync.transports import TRANSPORTS, Fetches, Landing, Pull, Transport
+from support.processes import wait_until
 from support.strategies import partitions
 
 KEY = FeatureKey("node", None, "x")
@@ -46,6 +47,26 @@ def test_a_rank_that_lives_but_whose_rows_cannot_come_is_named(monkeypatch):
             engine.wait(arrival, session)
 
     assert caught.value.peer == "rank 1"
+
+
+def test_rows_are_ordered_before_those_of_the_minibatch_before_have_landed():
+    """Else a link would be idle between the two; the worker has done nothing here."""
+    rows = torch.arange(20.0).reshape(10, 2)
+    with local_engines(2) as engines:
+        table, _ = local_tables(KEY, rows, RangePartition([0, 5, 10]), engines, same_host=False)
+        remote = RemoteRows({KEY: table}, {KEY: route_of(table, "p2p")})
+        ids, targets = torch.tensor([9, 0, 4, 7]), torch.zeros(2, 4, 2)
+        moves = []
+        for batch in range(2):
+            remote.announce(batch, {KEY: Want((ids,))})
+            delivery = Delivery(Fetch(len(ids)), targets[batch])
+            moves += remote.fetch(batch, {KEY: delivery})
+
+        assert wait_until(lambda: engines[1].served.rows_read == 4)
+        assert not targets.any()
+        CpuDevice().execute(moves)
+        assert torch.equal(targets, rows[ids].expand(2, 4, 2))
+        remote.close()
 
 
 class Toy(Transport):
