@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featsync.device import CpuDevice
+from featsync.errors import PeerError
 from featsync.move import Call
 from featsync.partition import RangePartition
 from featsync.plan import FeatureKey, Fetch, Want
 from featsync.remote_rows import Delivery, RemoteRows
 from featsync.routes import route_of
 from featsync.testing import check_transport, local_engines, local_tables
+from featsync.testing.local_ranks import LocalGroup
 from featsync.transports import TRANSPORTS, Fetches, Landing, Pull, Transport
 from support.strategies import partitions
 
@@ -27,6 +29,23 @@ KEY = FeatureKey("node", None, "x")
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_every_transport_keeps_the_contract(name, num_ranks):
     check_transport(TRANSPORTS[name], num_ranks)
+
+
+def test_a_rank_that_lives_but_whose_rows_cannot_come_is_named(monkeypatch):
+    """That gloo refuses a receive, on a connection that it gave up, is not the user's to see."""
+
+    def refuse(*_):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(LocalGroup, "recv", refuse)
+    with local_engines(2) as (engine, _):
+        session = engine.open_session()
+        arrival = engine.ask(1, {"kind": "order"}, (), torch.empty(1, dtype=torch.uint8))
+
+        with pytest.raises(PeerError, match="rank 0 is cut off from the rows of rank 1") as caught:
+            engine.wait(arrival, session)
+
+    assert caught.value.peer == "rank 1"
 
 
 class Toy(Transport):

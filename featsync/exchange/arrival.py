@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from featsync.errors import PeerError
-from featsync.exchange.faults import gone, silent
+from featsync.exchange.faults import cut_off, gone, silent
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
 from featsync.exchange.sender import time_limit
@@ -62,7 +63,7 @@ class Arrivals:
     ) -> None:
         self._world, self._links, self._group = world, links, group
         self._timeout = timeout
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # reentrant: `post` may ask why
         self._arrivals: dict[tuple[int, int], Arrival] = {}
         # Of two ranks, one uses even tags and the other odd ones. gloo picks a connection by the
         # tag, so rows in one direction are never behind rows in the other.
@@ -73,8 +74,12 @@ class Arrivals:
         with self._changed:
             tag = self._next_tag[rank] = (self._next_tag[rank] + 2) % _TAGS
             arrival = Arrival(rank, tag, buffer)
-            if self._links.is_open(rank):
+            try:
                 arrival.work = self._group.recv([buffer], rank, tag)
+            except RuntimeError:
+                arrival.error = self._why_cut_off(rank)
+                return arrival
+            if self._links.is_open(rank):
                 self._arrivals[rank, tag] = arrival
             else:
                 arrival.error = gone(self._world, rank)
@@ -96,15 +101,24 @@ class Arrivals:
                         vigil.look()
             if arrival.error is not None:
                 raise arrival.error
-            arrival.work.wait(time_limit(self._timeout, arrival.buffer))
+            limit = time_limit(self._timeout, arrival.buffer)
+            named = time.monotonic()
+            arrival.work.wait(limit)
         except RuntimeError as error:
-            if self._links.is_open(rank):
+            if time.monotonic() - named >= limit.total_seconds():
                 raise silent(self._world, rank, self._timeout) from error
-            raise gone(self._world, rank) from error
+            raise self._why_cut_off(rank) from error
         finally:
             with self._changed:
                 self._arrivals.pop((rank, arrival.tag), None)
         arrival.work = None
+
+    def _why_cut_off(self, rank: int) -> PeerError:
+        """The connection for rows is broken; that for words soon tells whether the process is."""
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._links.is_open(rank), LOOK_S):
+                return gone(self._world, rank)
+        return cut_off(self._world, rank)
 
     def name(self, rank: int, frame: Frame) -> None:
         """The owner says that rows are under way, or why not."""

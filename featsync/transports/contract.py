@@ -73,7 +73,8 @@ class Fetches(NamedTuple):
     """What brings the rows of one minibatch.
 
     Attributes:
-        first: To be carried out before this rank's own rows are read: asks others to begin.
+        first: To be carried out before this rank's own rows are read, behind what the worker has
+            to do still.
         last: After it: the rows are in place when it is done.
     """
 
@@ -110,7 +111,9 @@ class Transport(ABC):
 
     @abstractmethod
     def fetch(self, batch: int, landings: Sequence[Landing]) -> Fetches:
-        """Make the moves that bring rows which were announced; nothing has moved on return.
+        """Make the moves that bring rows which were announced; no target is written on return.
+
+        Others may be asked to begin at once; the moves of the minibatch before may not be done.
 
         Args:
             batch: The minibatch.
