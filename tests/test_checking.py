@@ -61,7 +61,7 @@ def test_on_several_ranks_it_says_who_holds_what_and_how_much_is_remote(check, p
     assert sum(held.values()) == 200
     share = float(re.search(r"Of the neighbours of a node, ([\d.]+)% lie on another", printed)[1])
     assert 0 < share < 100
-    assert "it would be 50.0%" in printed
+    assert "lay anywhere it would be 50.0%" in printed
     assert "6 minibatches on 2 ranks" in printed
     assert ": 0 wrong" in printed
     assert "What was chosen on rank 0" in printed

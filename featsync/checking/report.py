@@ -48,8 +48,9 @@ def summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield "One rank holds all rows: with --ranks R the tables are split over so many."
     elif share is not None:
         yield (
-            f"Of the neighbours of a node, {share:.1%} lie on another rank than the node does; if "
-            f"nodes lay anywhere it would be {1 - 1 / num_ranks:.1%}."
+            f"Of the neighbours of a node, {share:.1%} lie on another rank than the node does: so "
+            "much of one hop is remote whose seeds are the rank's own nodes. If nodes lay anywhere "
+            f"it would be {1 - 1 / num_ranks:.1%}."
         )
     minibatches = sum(outcome.minibatches for outcome in outcomes)
     rows = sum((outcome.rows for outcome in outcomes), RowCheck())
