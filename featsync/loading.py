@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from featsync._graphbolt import gb
 from featsync.config import Config, Task
 from featsync.errors import ConfigError
 from featsync.ondisk import open_folder
-from featsync.partitioned_store import partitioned_store
+from featsync.partition import Partition
+from featsync.partitioned_store import partitioned_store, split_nodes
 
 __all__ = ["LoadedDataset", "load_dataset", "load_to_compare"]
 
@@ -30,12 +31,14 @@ class LoadedDataset:
         features: A ``gb.FeatureStore``.
         items: The ``gb.ItemSet`` or ``gb.ItemSetDict`` of each split: train, valid, test.
         num_classes: Of node classification; 0 for link prediction.
+        nodes_by_type: Where features are split over ranks, who holds which node, see `split_nodes`.
     """
 
     graph: Any
     features: Any
     items: Mapping[str, Any]
     num_classes: int
+    nodes_by_type: Mapping[str | None, Partition] = field(default_factory=dict)
 
     @property
     def has_edge_ids(self) -> bool:
@@ -82,8 +85,9 @@ def _placed(dataset: LoadedDataset, config: Config) -> LoadedDataset:
     if config.share:
         return replace(dataset, features=featsync.share(dataset.features))
     if config.partition is not None:
-        parts = partitioned_store(dataset.features, dataset.graph, config.partition)
-        return replace(dataset, features=parts)
+        nodes = split_nodes(dataset.graph, config.partition)
+        parts = partitioned_store(dataset.features, nodes)
+        return replace(dataset, features=parts, nodes_by_type=nodes)
     return dataset
 
 

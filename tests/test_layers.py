@@ -26,6 +26,7 @@ HOST_PACKAGES = ("dgl", "torchdata")
 # These may import the host module. What is not among them works without DGL.
 HOSTED = (
     "featsync.caches",
+    "featsync.checking.comparison",
     "featsync.fixed_feature",
     "featsync.loading",
     "featsync.ondisk",

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import featsync
 from featsync import parts
 from featsync.errors import ConfigError, FeatureError, PeerError
-from featsync.partitioned_store import partitioned_store
+from featsync.partitioned_store import partitioned_store, split_nodes
 from featsync.profile import VARIABLE
 from support.facts import Launch, name_of
 from support.graphs import (
@@ -128,10 +128,9 @@ def features_that_ranks_build_in_another_order_are_refused(rank):
     part = part_of(x, even, rank, world)
     with pytest.raises(ConfigError, match=r"build different features.*rank 1 one without a name"):
         featsync.PartitionedFeature(part, even, name=None if rank == 1 else "x")
+    nodes = split_nodes(ring20(), "contiguous")
     with pytest.raises(ConfigError, match=r"build different features.*rank 0 'node/None/x'"):
-        partitioned_store(
-            store_of({("node", None, key): tables[key] for key in order}), ring20(), "contiguous"
-        )
+        partitioned_store(store_of({("node", None, key): tables[key] for key in order}), nodes)
     for name in tables:
         part = part_of(tables[name], even, rank, world)
         feature = featsync.PartitionedFeature(part, even, name=name)
