@@ -13,7 +13,7 @@ from featsync.host_cache.directory import Directory, Lookup
 from featsync.host_cache.layout import CacheMemory
 from featsync.host_cache.uses import Uses
 from featsync.host_lock import HostLock
-from featsync.retention.arrays import Ids, Mask
+from featsync.retention.arrays import Ids
 from featsync.retention.levels import Levels
 
 __all__ = ["HostCache"]
@@ -108,11 +108,10 @@ class HostCache:
             self._memory.state[0] = 1
 
     def push(self, ids: Ids) -> None:
-        """Make one more minibatch known; the ids are kept by reference.
+        """Make one more minibatch known; its ids, which may repeat, are kept by reference.
 
         Raises:
             FeatureError: An id lies outside the table. Nothing has changed.
-            PlanError: Ids repeat. Nothing has changed.
         """
         with self._lock.hold(self._timeout):
             self._directory.push(ids)
@@ -122,7 +121,7 @@ class HostCache:
         """Hold the lock under which `plan` is to be called; blocks until it is free."""
         return self._lock.hold(self._timeout)
 
-    def plan(self, wanted: Mask | None) -> tuple[int, Lookup]:
+    def plan(self) -> tuple[int, Lookup]:
         """Plan the oldest minibatch that is pushed and not planned; see `Directory.plan`.
 
         Whoever plans several caches for one minibatch holds all of their locks meanwhile (`hold`,
@@ -134,7 +133,7 @@ class HostCache:
         """
         self._num_planned += 1
         ids = self._pending.popleft()
-        return self._num_planned, self._directory.plan(self._num_planned, ids, wanted)
+        return self._num_planned, self._directory.plan(self._num_planned, ids)
 
     def wait_to_read(self, landings: Mapping[int, int]) -> None:
         """Block until other ranks' landings are over.
