@@ -53,7 +53,7 @@ LAYERS = (
         "featsync.plotting",
         "featsync.futex",
     ),
-    ("featsync.rank_program", "featsync.rank_processes"),
+    ("featsync.rank_program", "featsync.rank_processes", "featsync.group_store"),
     ("featsync.plan", "featsync.mapped", "featsync.device"),
     ("featsync.signals", "featsync.host_lock", "featsync.scores"),
     ("featsync.host_cache.directory", "featsync.host_cache.uses", "featsync.host_cache.placement"),
