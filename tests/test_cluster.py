@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,12 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster import Cluster, ClusterError, why_impossible
 from cluster.launch import Run
-from support.processes import is_running, wait_until
+from support.processes import wait_until
 
 pytestmark = pytest.mark.multirank
 
@@ -126,10 +126,11 @@ def test_one_that_fails_leaves_the_others_some_time():
             run.wait(LIMIT_S, grace=0.2)
 
 
-def cli(*arguments):
+def cli(*arguments, **env):
     return subprocess.Popen(
         [sys.executable, "-m", "tests.cluster", *arguments],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env={**os.environ, **env},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -171,18 +172,29 @@ def named_things():
     return {line.split(":")[0] for line in interfaces}, Path("/proc/mounts").read_text()
 
 
+def processes_with(word):
+    """Names of the processes that have a word in their environment."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and word.encode() in (folder / "environ").read_bytes():
+                found[folder.name] = (folder / "comm").read_text().strip()
+    return list(found.values())
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_of_a_launcher_that_is_killed(number):
     before = named_things()
-    run = cli("--hosts", "3", "--plain", "--", "sh", "-c", "sleep 60 & echo up; sleep 60")
+    mark = f"one run of {os.getpid()}"
+    program = ["sh", "-c", "sleep 60 & echo up; sleep 60"]
+    run = cli("--hosts", "3", "--plain", "--", *program, MARK=mark)
     with run.stdout, run.stderr:
         assert {run.stdout.readline() for _ in range(3)} == {f"rank {r} | up\n" for r in range(3)}
-        family = psutil.Process(run.pid).children(recursive=True)
-        assert sum(process.name() == "sleep" for process in family) >= 3
+        assert {"unshare", "nsenter", "sh"} <= set(processes_with(mark))
         run.send_signal(number)
         run.wait(LIMIT_S)
 
-    assert wait_until(lambda: not any(is_running(process.pid) for process in family))
+    assert wait_until(lambda: not processes_with(mark))
     assert named_things() == before
 
 
