@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from featsync.errors import ConfigError, FeatureError
 from featsync.move import Call, Gather, Move
 from featsync.pool import Pool, private_block
+from featsync.scatter import put_rows
 
 _STAGING_BLOCKS = 32  # gathers of one minibatch, one or two a feature and layer
 
@@ -88,7 +89,7 @@ class CpuDevice(Device):
         shape = (len(move.rows), *move.source.shape[1:])
         rows = self._scratch.take(shape, move.source.dtype)
         _select(move, out=rows)
-        move.target.index_copy_(0, move.positions, rows)
+        put_rows(move.target, move.positions, rows)
 
 
 def _select(move: Gather, out: torch.Tensor) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from featsync.errors import PeerError
 from featsync.exchange.faults import gone, silent
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
+from featsync.exchange.portions import portion_ends
 from featsync.exchange.sender import time_limit
 from featsync.exchange.vigil import LOOK_S, Vigil
 from featsync.world import World
@@ -32,7 +35,7 @@ class Arrival:
         rank: Who was asked.
         tag: By which order and rows are matched.
         buffer: ``(num_bytes,)`` uint8, where the rows land.
-        work: The posted receive; ``None`` if the rank was gone already.
+        works: The posted receives, one a portion; none if the rank was gone already.
         is_named: Whether the owner has said that the rows are under way.
         error: Why they will not come.
         masks: How the rows of each part are arranged, see `arranged`; known when they have come.
@@ -41,7 +44,7 @@ class Arrival:
     rank: int
     tag: int
     buffer: torch.Tensor
-    work: Any = None
+    works: list[Any] = field(default_factory=list)
     is_named: bool = False
     error: PeerError | None = None
     masks: list[list[NDArray[np.bool_]]] = field(default_factory=list)
@@ -72,20 +75,27 @@ class Arrivals:
             tag = self._next_tag[rank] = (self._next_tag[rank] + 1) % _TAGS
             arrival = Arrival(rank, tag, buffer)
             if self._links.is_open(rank):
-                arrival.work = self._group.recv([buffer], rank, tag)
+                ends = portion_ends(buffer.numel())
+                arrival.works = [
+                    self._group.recv([buffer[start:end]], rank, tag)
+                    for start, end in pairwise([0, *ends])
+                ]
                 self._arrivals[rank, tag] = arrival
             else:
                 arrival.error = gone(self._world, rank)
             return arrival
 
-    def wait(self, arrival: Arrival, vigil: Vigil) -> None:
-        """Block until the rows are in their buffer.
+    def wait(self, arrival: Arrival, vigil: Vigil) -> Iterator[int]:
+        """Block until some rows are in their buffer, and again until all of them are.
+
+        Yields:
+            Each time, how many bytes of the buffer are there.
 
         Raises:
             PeerError: They will not come.
             PeerTimeoutError: The owner gave no sign of life for too long.
         """
-        rank = arrival.rank
+        rank, buffer = arrival.rank, arrival.buffer
         try:
             with self._changed:
                 while not arrival.is_named and arrival.error is None:
@@ -94,15 +104,21 @@ class Arrivals:
                         vigil.look()
             if arrival.error is not None:
                 raise arrival.error
-            arrival.work.wait(time_limit(self._timeout, arrival.buffer))
+            for work, end in zip(arrival.works, portion_ends(buffer.numel()), strict=True):
+                self._wait_for(work, rank, buffer)
+                yield end
+        finally:
+            with self._changed:
+                self._arrivals.pop((rank, arrival.tag), None)
+        arrival.works = []
+
+    def _wait_for(self, work: Any, rank: int, buffer: torch.Tensor) -> None:
+        try:
+            work.wait(time_limit(self._timeout, buffer))
         except RuntimeError as error:
             if self._links.is_open(rank):
                 raise silent(self._world, rank, self._timeout) from error
             raise gone(self._world, rank) from error
-        finally:
-            with self._changed:
-                self._arrivals.pop((rank, arrival.tag), None)
-        arrival.work = None
 
     def name(self, rank: int, frame: Frame) -> None:
         """The owner says that rows are under way, or why not."""

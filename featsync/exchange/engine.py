@@ -3,9 +3,9 @@
 It works on a thread of its own, whether the rank iterates, computes, or has left its loop::
 
     asks (any thread)                         owner's engine
-    post the receive, then ── order ───────▶  gather the rows, post the send
+    post the receive, then ── order ───────▶  look whether they are there
     wait until it is named ◀── sent ────────  (or what went wrong)
-    wait for the rows      ◀══ rows ════════  isend / irecv on a group of featsync's own
+    wait for the rows      ◀══ rows ════════  gather, and isend / irecv on a group of featsync's own
 
 Rows never come unasked, nor in a size that was not agreed: the order names it, and the owner
 checks. They are matched by a tag that both sides take from the order. A receive is posted before
@@ -23,7 +23,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -144,25 +144,28 @@ class Engine:
             words: Of the order; ``tag`` and ``num_bytes`` are added.
             numbers: Of the order.
             buffer: ``(num_bytes,)`` uint8, at least one byte, for the rows: the engine's until
-                `wait` has returned.
+                `wait` is through.
         """
         arrival = self._arrivals.post(rank, buffer)
         words = {**words, "tag": arrival.tag, "num_bytes": buffer.numel()}
         self._links.send(rank, words, numbers)
         return arrival
 
-    def wait(self, arrival: Arrival, session: int) -> None:
-        """Block until ordered rows are in their buffer.
+    def wait(self, arrival: Arrival, session: int) -> Iterator[int]:
+        """Block until some of the ordered rows are in their buffer, again until all of them are.
 
         Args:
             arrival: What `ask` gave.
             session: The iteration that asked.
 
+        Yields:
+            Each time, how many bytes of the buffer are there.
+
         Raises:
             PeerError: The rank cannot send them, or its process has ended.
             PeerTimeoutError: It gave no sign of life for too long.
         """
-        self._arrivals.wait(arrival, self.vigil(arrival.rank, session))
+        return self._arrivals.wait(arrival, self.vigil(arrival.rank, session))
 
     def vigil(self, rank: int, session: int | None = None) -> Vigil:
         """Begin to wait for a rank; see `Vigil`."""

@@ -124,6 +124,16 @@ class Links:
             peer.outgoing.append(encode_frame(words, numbers))
             self.wake()
 
+    def push(self, rank: int) -> None:
+        """Send now what is queued for a rank, as far as that goes without waiting.
+
+        Only in the thread that polls, which will see if the connection breaks.
+        """
+        peer = self._peers[rank]
+        if peer.is_open:
+            with contextlib.suppress(OSError):
+                _flush(peer)
+
     def wake(self) -> None:
         """Make `poll` return soon; takes no lock, so that finalizers may call it."""
         os.eventfd_write(self._wake, 1)
