@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from featsync.errors import ConfigError, FeatureError
 from featsync.move import Call, Gather, Move
 from featsync.pool import Pool, private_block
-from featsync.scatter import put_rows
+from featsync.row_items import put_rows, take_rows
 
 _STAGING_BLOCKS = 32  # gathers of one minibatch, one or two a feature and layer
 
@@ -95,7 +95,7 @@ class CpuDevice(Device):
 def _select(move: Gather, out: torch.Tensor) -> None:
     """Gather rows on the CPU; only when torch refuses, look for the id that is at fault."""
     try:
-        torch.index_select(move.source, 0, move.rows, out=out)
+        take_rows(move.source, move.rows, out)
     except (IndexError, RuntimeError) as error:
         size = len(move.source)
         outside = move.rows[(move.rows < 0) | (move.rows >= size)]

@@ -41,7 +41,7 @@ LAYERS = (
         "featsync.retention",
         "featsync.move",
         "featsync.pool",
-        "featsync.scatter",
+        "featsync.row_items",
         "featsync.segment",
         "featsync.clock",
     ),

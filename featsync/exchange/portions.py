@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featsync.row_items import take_rows
+
 __all__ = ["Read", "by_portion", "portion_ends"]
 
 # Each portion costs the threads of both sides two changes of the GIL, and wakes two threads of the
@@ -43,8 +45,7 @@ class Read(NamedTuple):
 
     def carry_out(self) -> None:
         """Read them."""
-        if self.target.numel():
-            torch.index_select(self.source, 0, torch.from_numpy(self.rows), out=self.target)
+        take_rows(self.source, torch.from_numpy(self.rows), self.target)
 
     def cut(self, count: int) -> tuple[Read, Read]:
         """The first rows, and the others."""

@@ -22,8 +22,8 @@ from featsync.exchange.recent import arranged
 from featsync.move import Call
 from featsync.partitioned_table import PartitionedTable
 from featsync.pool import Pool
+from featsync.row_items import put_rows
 from featsync.row_kind import RowKind
-from featsync.scatter import put_rows
 from featsync.transports.contract import Fetches, Landing, Pull, Transport
 
 __all__ = ["PointToPoint"]
