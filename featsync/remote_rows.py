@@ -159,11 +159,13 @@ class RemoteRows:
     def num_of_others(
         self, batch: int, deliveries: Mapping[FeatureKey, Delivery]
     ) -> dict[FeatureKey, int]:
-        """Rows of each feature that come from other ranks; ask before `fetch`."""
+        """Rows of each feature that other ranks send; ask before `fetch`."""
         masks = {key: _mask(delivery.fetch) for key, delivery in deliveries.items()}
         counts = dict.fromkeys(deliveries, 0)
         for key, split in self._splits[batch].items():
-            for _, pull in split.others:
+            for way, pull in split.others:
+                if self._transports[way].reads_memory:
+                    continue
                 mask = _taken(masks[key], pull.positions)
                 counts[key] += len(pull.positions) if mask is None else int(mask.sum())
         return counts

@@ -104,8 +104,10 @@ class Arrivals:
                         vigil.look()
             if arrival.error is not None:
                 raise arrival.error
-            for work, end in zip(arrival.works, portion_ends(buffer.numel()), strict=True):
+            ends = portion_ends(buffer.numel())
+            for work, (start, end) in zip(arrival.works, pairwise([0, *ends]), strict=True):
                 self._wait_for(work, rank, buffer)
+                self._links.meter.count_received("rows", end - start)
                 yield end
         finally:
             with self._changed:

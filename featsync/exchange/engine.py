@@ -40,6 +40,7 @@ from featsync.exchange.links import Links
 from featsync.exchange.rooms import handle_from
 from featsync.exchange.sender import Sender
 from featsync.exchange.served import Served
+from featsync.exchange.traffic import Traffic
 from featsync.exchange.vigil import LOOK_S, Vigil
 from featsync.profile import Profile
 from featsync.segment import SegmentHandle
@@ -95,6 +96,11 @@ class Engine:
         self._thread.start()
         # Like atexit, and in processes that multiprocessing started as well.
         Finalize(None, self.leave, exitpriority=_EXIT_PRIORITY)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank sent and received so far."""
+        return self._links.meter.read()
 
     def open_session(self) -> int:
         """Number a loader's iteration, for the ranks that it asks; see `close_session`."""
@@ -152,18 +158,11 @@ class Engine:
         return arrival
 
     def wait(self, arrival: Arrival, session: int) -> Iterator[int]:
-        """Block until some of the ordered rows are in their buffer, again until all of them are.
+        """Block until some of the ordered rows are there, and so on; see `Arrivals.wait`.
 
         Args:
             arrival: What `ask` gave.
             session: The iteration that asked.
-
-        Yields:
-            Each time, how many bytes of the buffer are there.
-
-        Raises:
-            PeerError: The rank cannot send them, or its process has ended.
-            PeerTimeoutError: It gave no sign of life for too long.
         """
         return self._arrivals.wait(arrival, self.vigil(arrival.rank, session))
 

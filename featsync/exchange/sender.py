@@ -79,6 +79,7 @@ class Sender:
                 read.carry_out()
             works.append(self._group.send([buffer[start:end]], rank, tag))
         sends.append((works, buffer))
+        self._links.meter.count_sent("rows", num_bytes, len(works))
 
     def _say_sent(self, rank: int, tag: int, masks: list[list[NDArray[np.bool_]]]) -> None:
         """Name the rows, before the first of them: whoever waits can put them away as they come."""
