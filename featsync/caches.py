@@ -139,8 +139,8 @@ def _residency(
 def _slots(table: RowTable, num_slots: int, device: Device) -> torch.Tensor:
     """Allocate a cache's memory, or say that it does not fit.
 
-    Where another process can read the table it can reach the cache as well: loaders share it, and
-    one of them may have its rows moved by a process.
+    Where another process can read the table, if only by way of another transport, it can reach the
+    cache as well: loaders share it, and one of them may have its rows moved by a process.
 
     Raises:
         CapacityError: It does not fit; nothing was taken.
@@ -159,9 +159,9 @@ def _slots(table: RowTable, num_slots: int, device: Device) -> torch.Tensor:
 
 
 def _is_shared(table: RowTable) -> bool:
-    return isinstance(table, TensorTable) and (
-        table.segment is not None or file_of(table.tensor) is not None
-    )
+    if isinstance(table, PartitionedTable):
+        return table.parts.segment is not None
+    return table.segment is not None or file_of(table.tensor) is not None
 
 
 def _reasons(table: RowTable, shares: _Shares, settings: PlannerSettings) -> Iterator[str]:

@@ -141,22 +141,25 @@ def calibrate(
 @app.command()
 def check(
     config: ConfigPath,
-    minibatches: Annotated[int, typer.Option(min=1, help="How many to compare.")] = 20,
+    minibatches: Annotated[int, typer.Option(min=1, help="How many each rank compares.")] = 20,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes to check it on.")] = 1,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds without a sign of life.")] = 300,
     overrides: Overrides = None,
     modules: Modules = None,
 ) -> None:
     """Build a pipeline, compare its rows with the tables, and say what was chosen and why."""
-    from featsync.inspection import check_pipeline, choices_table
+    from featsync.checking import command
 
     loaded = _load(config, overrides, modules)
+    options = command.Options(minibatches, ranks, tuple(modules or ()), timeout)
     with _progress() as on_progress:
-        outcome = check_pipeline(loaded, minibatches, on_progress)
-    _OUT.print(choices_table(outcome))
-    _OUT.print(
-        f"{outcome.minibatches} minibatches, {outcome.rows.checked:,} rows compared:"
-        f" {outcome.rows.wrong:,} wrong"
-    )
-    _exit_if_wrong(outcome.rows.wrong)
+        outcomes = command.check(loaded, options, on_progress)
+    _OUT.print(command.choices_table(outcomes))
+    if (holdings := command.holdings_table(outcomes)) is not None:
+        _OUT.print(holdings)
+    for line in command.summary(outcomes):
+        _OUT.print(line, soft_wrap=True, highlight=False)
+    _exit_if_wrong(sum(outcome.rows.wrong for outcome in outcomes))
 
 
 @app.command()
@@ -167,7 +170,7 @@ def record(
     modules: Modules = None,
 ) -> None:
     """Write the ids that one epoch asks of each feature, to replay them later."""
-    from featsync.inspection import record_ids
+    from featsync.recording import record_ids
 
     _check_folders(out)
     loaded = _load(config, overrides, modules)

@@ -12,7 +12,9 @@ class FeatureStats:
     """One feature's counts since the last `Stats.reset`.
 
     Attributes:
-        rows: Rows delivered, by source: ``host`` (the home table), ``cache``, ``peer``.
+        rows: Rows delivered, by source: ``host`` (the home table, where this rank reads it),
+            ``cache``, ``peer`` (sent by another rank). What a minibatch wants of a peer in several
+            places is sent once and copied: all places but one count as ``host``.
         row_bytes: Bytes of one row; 0 until it is known.
         rows_kept: Rows written to the cache.
         rows_patched: Rows read again because somebody wrote them meanwhile (dynamic features).

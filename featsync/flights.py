@@ -52,7 +52,8 @@ class Mover:
         device: Where rows are delivered.
         worker: Who moves them.
         stats: Where to count.
-        caller: Who carries out what ``worker`` cannot, if there is such a thing.
+        caller: Who runs what has to run in this process, and moves all rows of a feature of which
+            other ranks bring some; ``None``: ``worker`` does.
     """
 
     def __init__(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import featsync
 from featsync import datasets
@@ -15,9 +16,10 @@ from featsync._graphbolt import gb
 from featsync.config import Config, Task
 from featsync.errors import ConfigError
 from featsync.ondisk import open_folder
-from featsync.partitioned_store import partitioned_store
+from featsync.partition import Partition
+from featsync.partitioned_store import partitioned_store, split_nodes
 
-__all__ = ["LoadedDataset", "load_dataset"]
+__all__ = ["LoadedDataset", "load_dataset", "load_to_compare"]
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,14 @@ class LoadedDataset:
         features: A ``gb.FeatureStore``.
         items: The ``gb.ItemSet`` or ``gb.ItemSetDict`` of each split: train, valid, test.
         num_classes: Of node classification; 0 for link prediction.
+        nodes_by_type: Where features are split over ranks, who holds which node, see `split_nodes`.
     """
 
     graph: Any
     features: Any
     items: Mapping[str, Any]
     num_classes: int
+    nodes_by_type: Mapping[str | None, Partition] = field(default_factory=dict)
 
     @property
     def has_edge_ids(self) -> bool:
@@ -51,12 +55,39 @@ def load_dataset(config: Config) -> LoadedDataset:
     Raises:
         ConfigError: The dataset is not there, or has no such task.
     """
-    dataset = _load(config)
+    return _placed(_load(config), config)
+
+
+def load_to_compare(config: Config) -> tuple[LoadedDataset, Any]:
+    """Load a dataset, and keep its tables whole beside it, to compare what is delivered with them.
+
+    Collective as `load_dataset` is. What is read from a table that is split goes the way that is to
+    be checked; so the whole one stays as well, once a machine: in shared memory, or in the file
+    that it is mapped from.
+
+    Returns:
+        The dataset, and a ``gb.FeatureStore`` of whole tables, each of which this process reads.
+
+    Raises:
+        ConfigError: See `load_dataset`.
+        CapacityError: The machine's shared memory does not hold the tables twice.
+    """
+    whole = _load(config)
+    dataset = _placed(whole, config)
+    if config.partition is None:
+        return dataset, dataset.features
+    is_alone = not (dist.is_available() and dist.is_initialized())
+    return dataset, whole.features if is_alone else featsync.share(whole.features)
+
+
+def _placed(dataset: LoadedDataset, config: Config) -> LoadedDataset:
+    """Put the tables where the configuration wants them; collective if it wants them elsewhere."""
     if config.share:
         return replace(dataset, features=featsync.share(dataset.features))
     if config.partition is not None:
-        parts = partitioned_store(dataset.features, dataset.graph, config.partition)
-        return replace(dataset, features=parts)
+        nodes = split_nodes(dataset.graph, config.partition)
+        parts = partitioned_store(dataset.features, nodes)
+        return replace(dataset, features=parts, nodes_by_type=nodes)
     return dataset
 
 

@@ -19,7 +19,8 @@ class Gather:
         what: Name of the feature, for errors.
         source: ``(num_source_rows, *row_shape)``, any strides.
         rows: ``(n,)`` int32 or int64, row numbers in ``source``.
-        target: ``(num_target_rows, *row_shape)``, same dtype as ``source``, rows contiguous.
+        target: ``(num_target_rows, *row_shape)``, same dtype as ``source``, rows contiguous. May be
+            ``source`` itself, where no row is both read and filled.
         positions: ``(n,)`` int64, distinct row numbers in ``target``; ``None``: ``target`` has n
             rows, to be filled in order.
     """

@@ -39,6 +39,9 @@ class PartitionedFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         partition: ``num_ranks + 1`` bounds as a list; or the owner of each row, as a tensor.
         process_group: The ranks that take part; ``None``: all of the default group.
         timeout: Seconds to wait for other ranks, and without a sign of life later.
+        name: Of the feature, the same on all ranks. Features of equal rows and partition can only
+            be told apart by it: without, ranks that build two of them in different orders mix them
+            up, and nobody notices.
 
     Raises:
         ConfigError: The parts overlap or leave rows out, or ranks disagree. All ranks raise it.
@@ -53,10 +56,11 @@ class PartitionedFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         partition: Any,
         process_group: dist.ProcessGroup | None = None,
         timeout: float = 60.0,
+        name: str | None = None,
     ) -> None:
         super().__init__()
         engine = engine_of(process_group, timeout)
-        self.featsync_parts = bring_together(local_rows, partition, engine, timeout)
+        self.featsync_parts = bring_together(local_rows, partition, engine, timeout, name)
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Read rows, wherever they lie; blocks until they are there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,10 +16,40 @@ from featsync.partitioned_feature import PartitionedFeature
 from featsync.partitioners import contiguous, partition_nodes
 from featsync.table import TensorTable
 
-__all__ = ["partitioned_store"]
+__all__ = ["partitioned_store", "split_nodes"]
 
 
-def partitioned_store(store: Any, graph: Any, method: str) -> Any:
+def split_nodes(graph: Any, method: str) -> dict[str | None, Partition]:
+    """Split the nodes of a graph over all ranks; collective among them.
+
+    Args:
+        graph: A ``gb.FusedCSCSamplingGraph``.
+        method: A name of `PARTITIONERS`.
+
+    Returns:
+        By node type, in the order in which the graph numbers them, who holds which node; each type
+        numbers its nodes from 0.
+    """
+    num_ranks = _num_ranks()
+    nodes = _of_first_rank(partition_nodes(graph, num_ranks, method), num_ranks)
+    types = graph.node_type_to_id
+    if types is None:
+        return {None: nodes}
+    names = sorted(types, key=types.__getitem__)
+    starts = graph.node_type_offset.tolist()
+    if isinstance(nodes, RangePartition):
+        # One run of all nodes would give whole types to a rank.
+        return {
+            name: contiguous(end - start, num_ranks)
+            for name, (start, end) in zip(names, pairwise(starts), strict=True)
+        }
+    return {
+        name: OwnerPartition(nodes.owners[start:end], num_ranks)
+        for name, (start, end) in zip(names, pairwise(starts), strict=True)
+    }
+
+
+def partitioned_store(store: Any, nodes: Mapping[str | None, Partition]) -> Any:
     """Split the tables of a store over all ranks; collective among them.
 
     Each rank takes its part of the tables that it has loaded and lets go of the rest. Node
@@ -26,8 +57,7 @@ def partitioned_store(store: Any, graph: Any, method: str) -> Any:
 
     Args:
         store: A ``gb.FeatureStore`` of tensors, the same on all ranks.
-        graph: A ``gb.FusedCSCSamplingGraph``, whose nodes are split.
-        method: A name of `PARTITIONERS`.
+        nodes: Who holds which node, by type; see `split_nodes`.
 
     Returns:
         A ``gb.BasicFeatureStore`` of `PartitionedFeature`.
@@ -35,10 +65,7 @@ def partitioned_store(store: Any, graph: Any, method: str) -> Any:
     Raises:
         ConfigError: A feature is no tensor, or the parts do not make a table.
     """
-    is_alone = not (dist.is_available() and dist.is_initialized())
-    rank, num_ranks = (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())
-    nodes = _of_first_rank(partition_nodes(graph, num_ranks, method), num_ranks, is_alone)
-    by_type = _by_type(nodes, graph, num_ranks)
+    rank, num_ranks = 0 if _is_alone() else dist.get_rank(), _num_ranks()
     features = {}
     for key in known_keys(store) or ():
         table = table_of(store, key)
@@ -46,9 +73,10 @@ def partitioned_store(store: Any, graph: Any, method: str) -> Any:
             raise ConfigError(
                 f"partition: feature {key} is no tensor but has its own read(), and cannot be split"
             )
-        of_type = by_type.get(key.type) if key.domain == "node" else None
+        of_type = nodes.get(key.type) if key.domain == "node" else None
         partition = of_type or contiguous(table.num_rows, num_ranks)
-        features[tuple(key)] = PartitionedFeature(_part(table, partition, rank), partition)
+        part = _part(table, partition, rank)
+        features[tuple(key)] = PartitionedFeature(part, partition, name=str(key))
     return gb.BasicFeatureStore(features)
 
 
@@ -64,26 +92,18 @@ def _part(table: TensorTable, partition: Partition, rank: int) -> torch.Tensor:
     return table.tensor[torch.from_numpy(partition.rows_of(rank))]
 
 
-def _of_first_rank(partition: Partition, num_ranks: int, is_alone: bool) -> Partition:
+def _of_first_rank(partition: Partition, num_ranks: int) -> Partition:
     """Take what the first rank drew."""
-    if is_alone or isinstance(partition, RangePartition):
+    if num_ranks == 1 or isinstance(partition, RangePartition):
         return partition
     owners = torch.from_numpy(partition.owners).to(torch.int64)
     dist.broadcast(owners, src=0)
     return OwnerPartition(owners.numpy(), num_ranks)
 
 
-def _by_type(nodes: Partition, graph: Any, num_ranks: int) -> Mapping[str | None, Partition]:
-    """Split the partition of all nodes by node type; each type numbers its nodes from 0."""
-    types = graph.node_type_to_id
-    if types is None:
-        return {None: nodes}
-    if isinstance(nodes, RangePartition):
-        # One run of all nodes would give whole types to a rank.
-        counts = torch.diff(graph.node_type_offset).tolist()
-        return {name: contiguous(counts[number], num_ranks) for name, number in types.items()}
-    owners, starts = nodes.owners, graph.node_type_offset.tolist()
-    return {
-        name: OwnerPartition(owners[starts[number] : starts[number + 1]], num_ranks)
-        for name, number in types.items()
-    }
+def _is_alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized())
+
+
+def _num_ranks() -> int:
+    return 1 if _is_alone() else dist.get_world_size()

@@ -15,7 +15,7 @@ graphs, 1998.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from featsync._graphbolt import metis_owners
 from featsync.errors import ConfigError, unknown_name
 from featsync.partition import OwnerPartition, Partition, RangePartition
 
-__all__ = ["PARTITIONERS", "partition_nodes", "remote_share"]
+__all__ = ["PARTITIONERS", "joined", "partition_nodes", "remote_share"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -81,6 +81,19 @@ def partition_nodes(graph: Any, num_parts: int, method: str = "metis") -> Partit
     if num_parts == 1:  # METIS divides by zero
         return contiguous(graph.total_num_nodes, 1)
     return PARTITIONERS[method](graph, num_parts)
+
+
+def joined(partitions: Sequence[Partition]) -> Partition:
+    """Make one partition of several tables that lie end to end, such as nodes of several types.
+
+    Example:
+        >>> joined([contiguous(2, 2), contiguous(3, 2)]).owners
+        array([0, 1, 0, 1, 1], dtype=int16)
+    """
+    if len(partitions) == 1:
+        return partitions[0]
+    owners = np.concatenate([partition.owners for partition in partitions])
+    return OwnerPartition(owners, partitions[0].num_ranks)
 
 
 def remote_share(graph: Any, partition: Partition) -> float:

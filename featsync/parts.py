@@ -42,7 +42,11 @@ _Shared = tuple[dict[int, torch.Tensor], SharedTensor | None, Exception | None]
 
 
 def bring_together(
-    local_rows: torch.Tensor, partition: object, engine: Engine | None, timeout: float
+    local_rows: torch.Tensor,
+    partition: object,
+    engine: Engine | None,
+    timeout: float,
+    name: str | None = None,
 ) -> Parts:
     """Make one table of what each rank brings.
 
@@ -52,6 +56,7 @@ def bring_together(
         partition: Bounds, or an owner per row; see `as_partition`.
         engine: Of the group; ``None`` for a single rank.
         timeout: Seconds to wait for the other ranks.
+        name: Of the table, by which ranks see whether they build the same one.
 
     Raises:
         ConfigError: The parts do not make a table: all ranks are told.
@@ -62,11 +67,11 @@ def bring_together(
         table, problem = _understood(local_rows, partition, 1)
         if table is None:
             raise problem or ConfigError(f"{_WHERE}: no partition")
-        _check_parts(World(0, (0,), None, timeout), [_described(local_rows, table)])
+        _check_parts(World(0, (0,), None, timeout), [_described(local_rows, table, name)])
         return Parts(table, _kind(local_rows), 0, {0: local_rows}, whole=local_rows)
     world, number = engine.world, engine.served.new_number()
     table, problem = _understood(local_rows, partition, world.size)
-    described = None if table is None else _described(local_rows, table)
+    described = None if table is None else _described(local_rows, table, name)
     all_described = agree(world, f"describe parts for {_WHERE}", described, problem, timeout)
     _check_parts(world, all_described)
     if table is None:
@@ -74,7 +79,12 @@ def bring_together(
     readable, whole, problem = _shared(local_rows, table, world, timeout)
     if problem is None:
         engine.served.add(number, readable[world.rank])
-    agree(world, "fill parts in", None, problem, timeout)
+    try:
+        agree(world, "fill parts in", None, problem, timeout)
+    except Exception:
+        # As after a table's life: who was late may think that there is one, and still ask.
+        engine.drop(number)
+        raise
     parts = Parts(
         table,
         _kind(local_rows),
@@ -121,13 +131,14 @@ def _kind(rows: torch.Tensor) -> RowKind:
     return RowKind(tuple(rows.shape[1:]), rows.dtype)
 
 
-def _described(rows: torch.Tensor, partition: Partition) -> tuple[Any, ...]:
-    return _kind(rows), len(rows), partition.sizes, partition.digest
+def _described(rows: torch.Tensor, partition: Partition, name: str | None) -> tuple[Any, ...]:
+    return name, _kind(rows), len(rows), partition.sizes, partition.digest
 
 
 def _check_parts(world: World, described: list[Any]) -> None:
     """Refuse, with the same words on all ranks, what does not make one table."""
-    kinds = {rank: kind for rank, (kind, *_) in enumerate(described)}
+    _check_names(world, [name for name, *_ in described])
+    kinds = {rank: kind for rank, (_, kind, *_) in enumerate(described)}
     if len(set(kinds.values())) > 1:
         found = "; ".join(
             f"{world.name(rank)}: {kind.shape} {kind.dtype}" for rank, kind in kinds.items()
@@ -140,16 +151,29 @@ def _check_parts(world: World, described: list[Any]) -> None:
             f"{_WHERE}: {world.names(odd)} gave another partition than {world.name(0)}; give the "
             "same on all ranks"
         )
-    sizes = described[0][2]
+    sizes = described[0][3]
     wrong = [
         f"{world.name(rank)} brings {num_rows} where the partition gives it {sizes[rank]}"
-        for rank, (_, num_rows, *_) in enumerate(described)
+        for rank, (_, _, num_rows, *_) in enumerate(described)
         if num_rows != sizes[rank]
     ]
     if wrong:
         raise ConfigError(
             f"{_WHERE}: parts leave rows out or overlap: {'; '.join(wrong)}. local_rows are the "
             "rows that a rank owns, by ascending id"
+        )
+
+
+def _check_names(world: World, names: list[str | None]) -> None:
+    if len(set(names)) > 1:
+        found = ", ".join(
+            f"{world.names([rank for rank, other in enumerate(names) if other == name])} "
+            f"{'one without a name' if name is None else repr(name)}"
+            for name in dict.fromkeys(names)
+        )
+        raise ConfigError(
+            f"{_WHERE}: ranks build different features at the same time ({found}). Build them in "
+            "the same order on all ranks: a set, for example, has an order of its own on each"
         )
 
 

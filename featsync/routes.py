@@ -66,7 +66,7 @@ def route_of(table: PartitionedTable, transport: str) -> Route:
     wanted, why = transport, "asked for"
     if transport == "auto":
         wanted, why = _cheapest(table, others)
-    elif others and not any(TRANSPORTS[wanted].reaches(table, rank) for rank in others):
+    elif others and not _reaches_anybody(table, wanted):
         names = ", ".join(f"rank {rank}" for rank in others)
         raise ConfigError(
             f"sync_feature.transport = {wanted!r} reaches none of the ranks that hold rows of "
@@ -85,6 +85,14 @@ def route_of(table: PartitionedTable, transport: str) -> Route:
         return Route(by_rank, table_of_host, f"{why}, in order of their ids")
     how = ", ".join(f"rank {rank} by {name}" for rank, name in by_rank.items())
     return Route(by_rank, table, f"{how or 'this rank holds all rows'}: {why}")
+
+
+def _reaches_anybody(table: PartitionedTable, transport: str) -> bool:
+    reaches = TRANSPORTS[transport].reaches
+    own = table.parts.rank
+    return any(
+        reaches(table, rank) for rank in range(table.parts.partition.num_ranks) if rank != own
+    )
 
 
 def _cheapest(table: PartitionedTable, others: Sequence[int]) -> tuple[str, str]:

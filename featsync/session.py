@@ -24,12 +24,12 @@ from featsync.flights import Flight, Mover, Rows
 from featsync.host_cache.cache import HostCache
 from featsync.move import Call, Gather, Move
 from featsync.partitioned_table import PartitionedTable
-from featsync.plan import FeatureKey, FeaturePlan, Plan, Want
+from featsync.plan import FeatureKey, FeaturePlan, Fetch, Plan, Want
 from featsync.remote_rows import Delivery, RemoteRows
 from featsync.residency import Residency
 from featsync.table import ForeignTable, Table, TensorTable
 from featsync.window import IsFar, PlanWindow
-from featsync.workers import Ticket
+from featsync.workers import Ticket, Worker
 
 
 class Session:
@@ -117,14 +117,13 @@ class Session:
                 f"stage before plan_feature or after sync_feature."
             )
         flight = Flight(wants)
-        if last is not None and (keeps := self._keep_moves(plan, last)):
-            if self._mover.caller is not self._mover.worker:
-                last.wait()  # who keeps the rows is not who brought those of other ranks
-            last.tickets.append(self._mover.worker.submit(keeps))
+        if last is not None:
+            last.tickets += self._keep(plan, last)
         moves: list[Move] = []
         for key, want in wants.items():
             moves += self._fetch_moves(key, want, plan.features[key], flight)
-        flight.tickets.append(self._mover.worker.submit(moves))
+        if moves:
+            flight.tickets.append(self._mover.worker.submit(moves))
         sent = self._begin_remote(plan, flight)
         for key, part in plan.features.items():
             self._count(key).count(part, sent.get(key, 0))
@@ -181,12 +180,15 @@ class Session:
     def _count(self, key: FeatureKey) -> FeatureStats:
         return self._mover.stats.features[key]
 
-    def _keep_moves(self, plan: Plan, last: Flight) -> list[Move]:
-        moves: list[Move] = []
+    def _keep(self, plan: Plan, last: Flight) -> list[Ticket]:
+        """Start writing rows to slots, each feature's by whoever brings and reads them."""
+        moves: dict[Worker, list[Move]] = {}
         for key, part in plan.features.items():
             if part.keep is None or len(part.keep.positions) == 0:
                 continue
-            moves.append(
+            is_split = isinstance(self._tables[key], PartitionedTable)
+            worker = self._mover.caller if is_split else self._mover.worker
+            moves.setdefault(worker, []).append(
                 Gather(
                     str(key),
                     source=last.whole[key],
@@ -195,12 +197,12 @@ class Session:
                     positions=torch.from_numpy(part.keep.slots).long(),
                 )
             )
-        return moves
+        return [worker.submit(keeps) for worker, keeps in moves.items()]
 
     def _fetch_moves(
         self, key: FeatureKey, want: Want, part: FeaturePlan, flight: Flight
     ) -> Sequence[Move]:
-        """Make memory for one feature's rows, and the moves that fill it from here."""
+        """Make memory for one feature's rows, and the moves that fill it, if it is not split."""
         table = self._tables[key]
         if isinstance(table, ForeignTable):
             return [Call(str(key), _reader(table, want, flight, self._mover.device.torch_device))]
@@ -208,13 +210,14 @@ class Session:
         whole = self._mover.empty(key, (want.num_rows, *kind.shape), kind.dtype)
         flight.whole[key] = whole
         flight.rows[key] = torch.split(whole, [len(ids) for ids in want.ids])
+        if isinstance(table, PartitionedTable):
+            return []
+        home = home_moves(key, table.tensor, want, part.fetch, whole)
+        return [*home, *self._cache_moves(key, part.fetch, whole)]
+
+    def _cache_moves(self, key: FeatureKey, fetch: Fetch, whole: torch.Tensor) -> Sequence[Move]:
         residency = self._residencies.get(key)
-        moves: list[Move] = []
-        if isinstance(table, TensorTable):
-            moves += home_moves(key, table.tensor, want, part.fetch, whole)
-        if residency is not None:
-            moves += cache_moves(key, residency.slots, part.fetch, whole)
-        return moves
+        return [] if residency is None else cache_moves(key, residency.slots, fetch, whole)
 
     def _begin_remote(self, plan: Plan, flight: Flight) -> Mapping[FeatureKey, int]:
         """Start bringing the rows that have to be split by rank; how many others send."""
@@ -235,6 +238,11 @@ class Session:
         ]
         moves = [
             *fetches.first,
+            *(
+                m
+                for key, (f, whole) in deliveries.items()
+                for m in self._cache_moves(key, f, whole)
+            ),
             *(move for moves in shared for move in moves.read),
             *fetches.last,
             *(move for moves in shared for move in moves.fill),

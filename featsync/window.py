@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,9 +34,16 @@ class SharedPlanner(Protocol):
     """Plans the cache that the ranks of a machine share; see `HostCache`."""
 
     def push(self, ids: Ids) -> None:
-        """Make one more minibatch known: distinct rows, kept by reference."""
+        """Make one more minibatch known; the ids are kept by reference."""
 
-    def plan(self, wanted: Mask | None) -> tuple[int, Lookup]:
+    @property
+    def place(self) -> tuple[Sequence[int], int]:
+        """Among all shared caches, in the same order on all ranks."""
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Hold the lock under which `plan` is to be called."""
+
+    def plan(self) -> tuple[int, Lookup]:
         """Plan the oldest minibatch that is pushed and not planned."""
 
 
@@ -90,6 +98,20 @@ class DistinctIds:
         return positions if self._far is None else self._far.take(positions)
 
 
+class _Known(NamedTuple):
+    """A minibatch that is pushed.
+
+    Attributes:
+        wants: What it wants.
+        distinct: Of each feature that has a cache.
+        rest: Of each that has both kinds of cache: which of the distinct ids are the shared one's.
+    """
+
+    wants: Mapping[FeatureKey, Want]
+    distinct: dict[FeatureKey, DistinctIds]
+    rest: dict[FeatureKey, Ids]
+
+
 class PlanWindow:
     """Ids of the next K minibatches, and the plans made from them.
 
@@ -112,8 +134,7 @@ class PlanWindow:
         self._retentions = dict(retentions)
         self._shared = dict(shared or {})
         self._far = dict(far or {})
-        self._known: deque[tuple[Mapping[FeatureKey, Want], dict[FeatureKey, DistinctIds]]]
-        self._known = deque()
+        self._known: deque[_Known] = deque()
         self._planned: dict[FeatureKey, DistinctIds] | None = None
         self.num_planned = 0
 
@@ -123,74 +144,81 @@ class PlanWindow:
         Raises:
             FeatureError: An id lies outside its feature's table.
         """
-        distinct = {}
-        for key in [
-            *self._retentions,
-            *(key for key in self._shared if key not in self._retentions),
-        ]:
-            distinct[key] = DistinctIds(wants.get(key), self._far.get(key))
+        known = _Known(wants, {}, {})
+        for key in dict.fromkeys([*self._retentions, *self._shared]):
+            known.distinct[key] = DistinctIds(wants.get(key), self._far.get(key))
             try:
-                self._push(key, distinct[key])
+                self._push(key, known)
             except FeatureError as error:
                 raise FeatureError(f"feature {key}: {error}") from error
-        self._known.append((wants, distinct))
+        self._known.append(known)
 
     def plan(self) -> Plan:
         """Decide what stays of the minibatch planned last, and whence the next one's rows come."""
         start = time.perf_counter()
-        wants, distinct = self._known.popleft()
+        known = self._known.popleft()
         keeps: dict[FeatureKey, Keep] = {}
         if self._planned is not None:
             for key, retention in self._retentions.items():
                 keep = retention.settle()
                 keeps[key] = Keep(self._planned[key].positions(keep.positions), keep.slots)
-        features = {
-            key: FeaturePlan(self._fetch(key, want, distinct), keeps.get(key))
-            for key, want in wants.items()
-        }
+        with ExitStack() as held:
+            for shared in sorted(self._shared.values(), key=lambda shared: shared.place):
+                held.enter_context(shared.hold())
+            features = {
+                key: FeaturePlan(self._fetch(key, known), keeps.get(key)) for key in known.wants
+            }
         for key in keeps.keys() - features.keys():  # wanted by the last minibatch, not by this one
             features[key] = FeaturePlan(Fetch(0), keeps[key])
-        batch, self._planned = self.num_planned, distinct
+        batch, self._planned = self.num_planned, known.distinct
         self.num_planned += 1
         return Plan(batch, features, time.perf_counter() - start)
 
-    def _fetch(
-        self, key: FeatureKey, want: Want, distinct: Mapping[FeatureKey, DistinctIds]
-    ) -> Fetch:
-        if key not in distinct:
-            return Fetch(want.num_rows)
-        slots = -np.ones(want.num_rows, np.int32)
-        is_home = np.ones(want.num_rows, np.bool_)
-        wanted = None
+    def _fetch(self, key: FeatureKey, known: _Known) -> Fetch:
+        num_rows = known.wants[key].num_rows
+        if (distinct := known.distinct.get(key)) is None:
+            return Fetch(num_rows)
+        rest = known.rest.get(key)
+        slots = -np.ones(num_rows, np.int32)
         if (retention := self._retentions.get(key)) is not None:
             hits = retention.hits()
-            slots, wanted = distinct[key].spread(hits), hits < 0
-            is_home = slots < 0
+            if rest is not None:
+                hits[rest] = -1
+            slots = distinct.spread(hits)
+        is_home = slots < 0
         share = None
         if key in self._shared:
-            number, lookup = self._shared[key].plan(wanted)
-            shared = distinct[key].spread(lookup.slots)
+            number, lookup = self._shared[key].plan()
+            lookup = lookup if rest is None else lookup.spread(rest, len(distinct.ids))
+            shared = distinct.spread(lookup.slots)
             is_home &= shared < 0
-            share = _share(number, lookup, shared, distinct[key])
+            share = _share(number, lookup, shared, distinct)
         cached = np.flatnonzero(slots >= 0)
         return Fetch(
-            want.num_rows,
+            num_rows,
             home_positions=torch.from_numpy(np.flatnonzero(is_home)),
             cached_positions=torch.from_numpy(cached),
             cached_slots=torch.from_numpy(slots.take(cached).astype(np.int64)),
             share=share,
         )
 
-    def _push(self, key: FeatureKey, distinct: DistinctIds) -> None:
-        planners = [p for p in (self._retentions.get(key), self._shared.get(key)) if p is not None]
-        try:
-            planners[0].push(distinct.ids)
-        except PlanError:
-            # The sampler's node ids are distinct; a user's own stage may repeat some.
-            distinct.merge()
-            planners[0].push(distinct.ids)
-        for planner in planners[1:]:
-            planner.push(distinct.ids)
+    def _push(self, key: FeatureKey, known: _Known) -> None:
+        distinct = known.distinct[key]
+        is_promised = None
+        if (retention := self._retentions.get(key)) is not None:
+            try:
+                is_promised = retention.push(distinct.ids)
+            except PlanError:
+                # The sampler's node ids are distinct; a user's own stage may repeat some.
+                distinct.merge()
+                is_promised = retention.push(distinct.ids)
+        if key not in self._shared or key not in known.wants:
+            return
+        ids = distinct.ids
+        if is_promised is not None:
+            known.rest[key] = np.flatnonzero(~is_promised)
+            ids = ids.take(known.rest[key])
+        self._shared[key].push(ids)
 
 
 def _share(number: int, lookup: Lookup, slots: Slots, distinct: DistinctIds) -> Share:

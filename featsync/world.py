@@ -7,9 +7,7 @@ the ranks that did not come, and no message of ours can mix with the user's.
 
 from __future__ import annotations
 
-import os
 import pickle
-import stat
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from featsync.errors import ConfigError, PeerError, PeerTimeoutError
+from featsync.hosts import hosts_of, is_reached, shown_nonce
 
 __all__ = ["World"]
 
@@ -106,6 +105,11 @@ class World:
     def size(self) -> int:
         """How many ranks take part."""
         return len(self._global_ranks)
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        """For each rank of the group its number in the whole job."""
+        return self._global_ranks
 
     @property
     def host_of_rank(self) -> tuple[int, ...]:
@@ -224,42 +228,10 @@ class World:
             )
 
     def _find_hosts(self) -> tuple[int, ...]:
-        """Number the machines: two ranks share one if each finds the other's nonce in /proc."""
-        nonce = os.urandom(16)
-        fd = os.memfd_create("featsync-nonce", os.MFD_CLOEXEC)
-        try:
-            os.write(fd, nonce)
-            offers = self.exchange("join", (os.getpid(), fd, nonce))
-            seen = tuple(_reaches(*offer) for offer in offers)
-            views = self.exchange("tell who shares a machine", seen)
-        finally:
-            os.close(fd)
-        hosts: list[list[int]] = []
-        host_of_rank = []
-        for rank in range(self.size):
-            for host, members in enumerate(hosts):
-                if all(views[rank][member] and views[member][rank] for member in members):
-                    members.append(rank)
-                    host_of_rank.append(host)
-                    break
-            else:
-                host_of_rank.append(len(hosts))
-                hosts.append([rank])
-        return tuple(host_of_rank)
-
-
-def _reaches(pid: int, fd: int, nonce: bytes) -> bool:
-    path = f"/proc/{pid}/fd/{fd}"
-    try:
-        found = os.stat(path)  # noqa: PTH116 - no path, a descriptor
-        # On another machine the number is some other process's, and its descriptor may be a pipe:
-        # reading from that would wait, or take what is not meant for us.
-        if not stat.S_ISREG(found.st_mode) or found.st_size != len(nonce):
-            return False
-        with open(path, "rb") as file:  # noqa: PTH123 - as above
-            return file.read(len(nonce)) == nonce
-    except OSError:
-        return False
+        with shown_nonce() as own:
+            nonces = self.exchange("join", own)
+            views = self.exchange("tell who shares a machine", tuple(map(is_reached, nonces)))
+        return hosts_of(views)
 
 
 def _global_ranks(process_group: dist.ProcessGroup | None) -> tuple[int, ...]:

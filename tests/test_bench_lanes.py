@@ -113,6 +113,31 @@ def test_two_ranks_train_together_and_each_is_compared(folder):
 
 
 @pytest.mark.multirank
+@pytest.mark.parametrize("partition", ["hashed", "contiguous"])
+@pytest.mark.parametrize("module", ["support.wrong_stages", "support.wrong_transports"])
+def test_rows_of_split_tables_are_compared_with_the_whole_ones(folder, module, partition):
+    """Not with what the feature itself reads: that goes the same wrong way."""
+    from featsync.bench.protocol import RunEpoch
+
+    keys = {"node_feature_keys": ["feat", "mapped"], "edge_feature_keys": ["weight"]}
+    stages = [STAGES[0], {"plan_feature": keys}, {"sync_feature": {"transport": "p2p"}}]
+    split = lane(
+        configuration(folder, "split", *stages, partition=partition),
+        world_size=2, modules=(module,),
+    )  # fmt: skip
+    try:
+        split.wait_ready()
+        checks = [report.check for k in ("warm_up", "timed") for report in split.run(RunEpoch(k))]
+        split.finish()
+    finally:
+        split.kill()
+
+    is_broken = module == "support.wrong_transports"
+    assert all(check.checked > 0 for check in checks)
+    assert [check.wrong > 0 for check in checks] == [is_broken] * 4
+
+
+@pytest.mark.multirank
 def test_a_rank_that_raises_ends_the_lane_with_its_own_error(folder):
     from featsync.bench.protocol import RunEpoch
 

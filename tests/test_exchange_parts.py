@@ -59,13 +59,20 @@ def test_every_wanted_row_comes_from_exactly_one_place(drawn, data, num_parts):
 
     found = split_by_rank("x", ids, partition)
 
-    positions = np.concatenate([part.positions for part in found] or [np.empty(0, np.int64)])
-    assert sorted(positions.tolist()) == list(range(len(wanted)))
+    firsts = [p for part in found for p in part.positions]
+    repeats = [part.repeats for part in found if part.repeats is not None]
+    others = [p for of_rank in repeats for p in of_rank.positions]
+    assert sorted([*firsts, *others]) == list(range(len(wanted)))
+    assert len(firsts) == len(set(wanted))
     assert [part.rank for part in found] == sorted({owners[i] for i in wanted})
     for part in found:
-        assert part.rows.tolist() == sorted(part.rows.tolist())
+        assert part.rows.tolist() == sorted(set(part.rows.tolist()))
         ids_of_rank = partition.rows_of(part.rank)[part.rows]
         assert ids_of_rank.tolist() == [wanted[p] for p in part.positions]
+        if part.repeats is not None:
+            assert set(part.repeats.sources) <= set(part.positions)
+            for position, source in zip(*part.repeats, strict=True):
+                assert wanted[position] == wanted[source]
 
 
 @pytest.mark.parametrize("outside", [-1, 20])

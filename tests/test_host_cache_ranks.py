@@ -17,7 +17,14 @@ import torch.distributed as dist
 import featsync
 from featsync.errors import ConfigError, FeatureError, PeerError
 from support.facts import Launch, name_of
-from support.graphs import HandMade, assert_as_stock, planned, planned_loader, ring_store
+from support.graphs import (
+    HandMade,
+    assert_as_stock,
+    planned,
+    planned_loader,
+    ring_store,
+    store_of,
+)
 from support.parts import PARTITIONS, partitioned
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
@@ -96,6 +103,21 @@ def what_one_rank_brought_is_there_for_the_others(rank):
     assert from_peers == len(wanted[0])
 
 
+def several_features_in_one_minibatch_follow_one_order(rank):
+    """Named in another order on each rank, all wanted by all at once."""
+    names = [f"x{number}" for number in range(4)]
+    tables = {name: table() * (1 + number) for number, name in enumerate(names)}
+    stock = store_of({("node", None, name): rows for name, rows in tables.items()})
+    store = partitioned(stock, "owners")
+    for worker in ("inline", "thread"):
+        in_turn = names[rank % 4 :] + names[: rank % 4]
+        loader = planned_loader(
+            HandMade(skewed(30, seed=3)), store, in_turn, worker=worker, **SETTINGS
+        )
+        for minibatch in loader:
+            assert_as_stock(minibatch, stock, in_turn)
+
+
 def ranks_may_be_uneven_and_leave_early(rank):
     store = partitioned(ring_store(table()), "owners")
     loader = planned_loader(
@@ -167,6 +189,7 @@ FACTS = (
     rows_are_as_in_stock,
     other_dtypes_and_repeated_ids_arrive,
     what_one_rank_brought_is_there_for_the_others,
+    several_features_in_one_minibatch_follow_one_order,
     ranks_may_be_uneven_and_leave_early,
     a_loop_nested_in_another_reads_from_home,
     after_an_error_the_next_iteration_has_a_new_cache,

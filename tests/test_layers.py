@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "featsync"
+from support.package_source import (
+    FILES,
+    PACKAGE,
+    imports_of,
+    is_inside,
+    modules_run_by,
+    reached_from,
+    tree_of,
+)
+
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 
@@ -19,6 +26,7 @@ HOST_PACKAGES = ("dgl", "torchdata")
 # These may import the host module. What is not among them works without DGL.
 HOSTED = (
     "featsync.caches",
+    "featsync.checking.comparison",
     "featsync.fixed_feature",
     "featsync.loading",
     "featsync.ondisk",
@@ -52,7 +60,7 @@ LAYERS = (
         "featsync.plotting",
         "featsync.futex",
     ),
-    ("featsync.rank_program", "featsync.rank_processes"),
+    ("featsync.rank_program", "featsync.rank_processes", "featsync.hosts"),
     ("featsync.plan", "featsync.mapped", "featsync.device"),
     ("featsync.signals", "featsync.host_lock", "featsync.scores"),
     ("featsync.host_cache.directory", "featsync.host_cache.uses", "featsync.host_cache.placement"),
@@ -123,70 +131,6 @@ EFFECTS = (
     "torch.multiprocessing",
     "torch.utils",
 )
-
-
-def name_of(path):
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-
-
-@cache
-def tree_of(module):
-    return ast.parse(FILES[module].read_text(encoding="utf-8"))
-
-
-def is_inside(module, names):
-    """Whether a module is one of ``names``, or lies in a package among them."""
-    return any(module == name or module.startswith(name + ".") for name in names)
-
-
-def named_by(statement):
-    """Modules, and names that may be modules, of one statement."""
-    if isinstance(statement, ast.Import):
-        yield from (alias.name for alias in statement.names)
-    elif isinstance(statement, ast.ImportFrom):
-        yield statement.module
-        yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
-
-
-@cache
-def imports_of(module):
-    """Everything that a module imports anywhere, also inside functions."""
-    return frozenset(name for node in ast.walk(tree_of(module)) for name in named_by(node))
-
-
-def statements_run_on_import(body):
-    for statement in body:
-        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
-            continue
-        yield statement
-        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            for block in ("body", "orelse", "finalbody"):
-                yield from statements_run_on_import(getattr(statement, block, []))
-
-
-@cache
-def modules_run_by(module):
-    """Modules of the package that importing ``module`` imports at once."""
-    found = set()
-    for statement in statements_run_on_import(tree_of(module).body):
-        names = set(named_by(statement)) & FILES.keys()
-        if isinstance(statement, ast.ImportFrom) and len(names) > 1:
-            names.discard(statement.module)  # `from package import module` means the module
-        found |= names
-    return frozenset(found - {"featsync"})
-
-
-def reached_from(module):
-    reached, left = set(), [module]
-    while left:
-        new = modules_run_by(left.pop()) - reached
-        reached |= new
-        left += new
-    return reached
 
 
 def test_every_module_is_found():

@@ -5,6 +5,7 @@ Each function before the tests is a fact, see `support.facts`.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import tempfile
@@ -15,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 import featsync
+from featsync import parts
 from featsync.errors import ConfigError, FeatureError, PeerError
+from featsync.partitioned_store import partitioned_store, split_nodes
 from featsync.profile import VARIABLE
 from support.facts import Launch, name_of
 from support.graphs import (
@@ -23,10 +26,12 @@ from support.graphs import (
     assert_as_stock,
     assert_same,
     planned_loader,
+    ring20,
     ring_store,
     store_of,
 )
 from support.parts import PARTITIONS, WAYS, part_of, partitioned
+from support.processes import wait_until
 from support.profiles import write_profile
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
@@ -85,6 +90,53 @@ def parts_that_make_no_table_are_refused_on_every_rank(rank):
         feature.read(torch.tensor([20]))
 
 
+def a_part_that_was_in_vain_is_let_go(rank):
+    """One rank cannot attach to what the others have served by then."""
+    world = dist.get_world_size()
+    even = [20 * i // world for i in range(world + 1)]
+    mine = part_of(torch.arange(20.0).reshape(20, 1), even, rank, world)
+    engine = featsync.PartitionedFeature(mine, even).featsync_parts.engine
+    gc.collect()
+    assert wait_until(lambda: not engine.served.tables)  # what was made before is gone
+
+    def gone(offer):
+        raise PeerError("it is not there any more", "rank 0")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(parts, "attach", gone)
+        for _ in range(3):
+            with pytest.raises(PeerError, match="it is not there any more") as caught:
+                featsync.PartitionedFeature(mine, even)
+            assert rank == 1 or caught.value.peer == "rank 1"
+    assert wait_until(lambda: not engine.served.tables)
+
+
+def features_that_ranks_build_in_another_order_are_refused(rank):
+    """Equal in kind and partition, only their names tell them apart."""
+    world = dist.get_world_size()
+    even = [20 * i // world for i in range(world + 1)]
+    x = torch.arange(20.0).reshape(20, 1)
+    tables = {"x": x, "y": -x}
+    order = ["x", "y"] if rank == 0 else ["y", "x"]
+    for name in order:
+        with pytest.raises(ConfigError, match="build different features") as caught:
+            featsync.PartitionedFeature(part_of(tables[name], even, rank, world), even, name=name)
+        first, second = ("x", "y") if name == order[0] else ("y", "x")
+        assert f"(rank 0 {first!r}, rank 1" in str(caught.value)
+        assert f" {second!r}). Build" in str(caught.value)
+    part = part_of(x, even, rank, world)
+    with pytest.raises(ConfigError, match=r"build different features.*rank 1 one without a name"):
+        featsync.PartitionedFeature(part, even, name=None if rank == 1 else "x")
+    nodes = split_nodes(ring20(), "contiguous")
+    with pytest.raises(ConfigError, match=r"build different features.*rank 0 'node/None/x'"):
+        partitioned_store(store_of({("node", None, key): tables[key] for key in order}), nodes)
+    for name in tables:
+        part = part_of(tables[name], even, rank, world)
+        feature = featsync.PartitionedFeature(part, even, name=name)
+        assert_same(feature.read(torch.arange(20)), tables[name])
+
+
 def ranks_may_differ_in_their_settings(rank):
     """Each rank asks in its own way, and serves whatever way it is asked."""
     settings = [
@@ -115,6 +167,8 @@ def ranks_may_differ_in_their_keys(rank):
 
 FACTS = [
     parts_that_make_no_table_are_refused_on_every_rank,
+    a_part_that_was_in_vain_is_let_go,
+    features_that_ranks_build_in_another_order_are_refused,
     ranks_may_differ_in_their_settings,
     ranks_may_differ_in_their_keys,
 ]

@@ -22,10 +22,11 @@ class SimulatedCache:
         self.retention = retention
         self.held = np.full(retention.num_slots, -1, np.int64)
         self.pushed = deque()
+        self.promised = deque()
         self.num_hits = 0
 
     def push(self, ids):
-        self.retention.push(ids)
+        self.promised.append(ids[self.retention.push(ids)])
         self.pushed.append(ids)
         self.check_residents()
 
@@ -38,6 +39,8 @@ class SimulatedCache:
         self.check_keep(ids, slots, keep)
         self.held[keep.slots] = ids[keep.positions]
         self.check_residents()
+        looked_after = np.concatenate([ids[slots >= 0], self.retention.resident])
+        assert np.isin(self.promised.popleft(), looked_after).all(), "a promise is broken"
         self.num_hits += np.count_nonzero(slots >= 0)
         return slots
 
@@ -55,11 +58,13 @@ class SimulatedCache:
     def reset(self):
         self.retention.reset()
         self.pushed.clear()
+        self.promised.clear()
         self.check_residents()
 
     def clear(self):
         self.retention.clear()
         self.held[:] = -1
+        self.promised = deque(ids[:0] for ids in self.pushed)
         self.check_residents()
 
     def check_hits(self, ids, slots):

@@ -37,15 +37,21 @@ def random_stream(seed, num_rows, batch_size, num_batches):
 def hit_rows(retention, batches):
     """Run one epoch that looks as far ahead as it may; return the rows hit in each batch."""
     hits, waiting = [], []
-    for ids in batches:
-        retention.push(ids)
-        waiting.append(ids)
-        if len(waiting) > retention.window:
-            hits.append(set(waiting.pop(0)[retention.hits() >= 0].tolist()))
-            retention.settle()
-    for ids in waiting:
-        hits.append(set(ids[retention.hits() >= 0].tolist()))
+
+    def step():
+        ids, is_promised = waiting.pop(0)
+        is_hit = retention.hits() >= 0
+        if isinstance(retention, RETENTION["window"]):
+            assert (is_hit == is_promised).all()
+        hits.append(set(ids[is_hit].tolist()))
         retention.settle()
+
+    for ids in batches:
+        waiting.append((ids, retention.push(ids)))
+        if len(waiting) > retention.window:
+            step()
+    while waiting:
+        step()
     return hits
 
 

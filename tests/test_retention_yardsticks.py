@@ -71,6 +71,7 @@ def test_static_admits_the_best_scores_on_first_use_and_never_lets_go(score):
     assert residents(retention, np.array([0, 2, 4])) == {0, 2, 3}  # of the equals the lowest ids
     for _ in range(100):
         assert residents(retention, np.array([1, 4, 5])) == {0, 2, 3}
+    assert retention.push(np.arange(6)).tolist() == [True, False, True, True, False, False]
 
 
 @given(stream=streams())

@@ -21,7 +21,7 @@ import featsync
 from featsync.config import load
 from featsync.feature_keys import feature_keys
 from featsync.loading import LoadedDataset
-from featsync.partitioned_store import partitioned_store
+from featsync.partitioned_store import partitioned_store, split_nodes
 from support.graphs import assert_as_stock, store_of
 from support.loader_workers import end_loader_workers, forked_workers
 from support.ranks import run_ranks
@@ -124,7 +124,7 @@ def check_pipeline(name, num_workers, folder):
         features = featsync.share(plain if is_first else None)
     graph = small_graph(config)
     if config.partition is not None:
-        features = partitioned_store(plain, graph, config.partition)
+        features = partitioned_store(plain, split_nodes(graph, config.partition))
     dataset = LoadedDataset(graph, features, {"train": small_items(config)}, 5)
     loader = featsync.build(config, dataset=dataset)
     arguments = {

@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from featsync.errors import ConfigError, PeerTimeoutError
-from featsync.world import World, _reaches
+from featsync.hosts import Nonce, is_reached
+from featsync.world import World
 from support.ranks import run_ranks
 
 
@@ -96,10 +97,12 @@ def test_a_pipe_where_another_machine_has_a_nonce_is_not_read():
     try:
         os.write(writing, bytes(16))
 
-        assert not _reaches(os.getpid(), writing, bytes(16))
-        assert not _reaches(os.getpid(), reading, bytes(16))
+        assert not is_reached(Nonce(os.getpid(), writing, bytes(16)))
+        assert not is_reached(Nonce(os.getpid(), reading, bytes(16)))
         assert os.read(reading, 100) == bytes(16)
-        assert not _reaches(os.getpid(), reading, bytes(16))  # empty by now: a read would wait
+        assert not is_reached(
+            Nonce(os.getpid(), reading, bytes(16))
+        )  # empty by now: a read would wait
     finally:
         os.close(reading)
         os.close(writing)

@@ -23,14 +23,19 @@ class RowCheck:
         return RowCheck(self.checked + other.checked, self.wrong + other.wrong)
 
 
-def check_minibatch(minibatch: Any, store: Any, keys: tuple[FeatureKey, ...]) -> RowCheck:
-    """Compare all features of one minibatch with what the store reads for the same ids.
+def check_minibatch(minibatch: Any, tables: Any, keys: tuple[FeatureKey, ...]) -> RowCheck:
+    """Compare all features of one minibatch with the rows of the same ids.
 
     A feature that was not delivered, or has another shape or dtype, is wrong in all its rows.
+
+    Args:
+        minibatch: As it was delivered.
+        tables: A ``gb.FeatureStore`` of whole tables, which other ranks have no part in reading.
+        keys: The features.
     """
     total = RowCheck()
     for key, layer, ids in wanted_ids(minibatch, keys):
-        expected = store.read(*key, ids)
+        expected = tables.read(*key, ids)
         found = delivered_rows(minibatch, key, layer)
         wrong = len(ids) if found is None else count_different_rows(found, expected)
         total += RowCheck(len(ids), wrong)

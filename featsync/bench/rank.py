@@ -25,7 +25,7 @@ from featsync.bench.protocol import EpochReport, Progress, RankSpec, Ready, RunE
 from featsync.bench.steps import DrainStep, Step
 from featsync.bench.training import delivered_source, resident_source, train_step
 from featsync.feature_keys import feature_keys, without_feature_keys
-from featsync.loading import LoadedDataset, load_dataset
+from featsync.loading import load_to_compare
 from featsync.pipeline import build
 from featsync.plan import FeatureKey
 from featsync.rank_program import join_group, serve
@@ -42,7 +42,7 @@ class Rank:
     def __init__(self, spec: RankSpec, report: Callable[[Progress], None]) -> None:
         self._spec = spec
         self._report = report
-        self._dataset: LoadedDataset = load_dataset(spec.config)
+        self._dataset, self._tables = load_to_compare(spec.config)
         self._keys = feature_keys(spec.config)
         self._loader = build(spec.config, dataset=self._dataset)
         self._floor_loader: Any = None
@@ -91,7 +91,7 @@ class Rank:
         self._num_minibatches = len(times.marks)
         if request.kind == "timed":
             held = times.held.values()
-            checks = [check_minibatch(one, self._dataset.features, self._keys) for one in held]
+            checks = [check_minibatch(one, self._tables, self._keys) for one in held]
         return self._summary(request, times, rows, sum(checks, RowCheck()))
 
     def _make_step(self) -> Step:
@@ -139,9 +139,9 @@ class Rank:
             if index >= _CHECK_ALL_BEFORE and index % _CHECK_EVERY:
                 step(index, minibatch)
                 return
-            checks.append(check_minibatch(minibatch, self._dataset.features, self._keys))
+            checks.append(check_minibatch(minibatch, self._tables, self._keys))
             step(index, minibatch)
-            checks.append(check_minibatch(minibatch, self._dataset.features, self._keys))
+            checks.append(check_minibatch(minibatch, self._tables, self._keys))
 
         return checked
 
@@ -156,7 +156,7 @@ class Rank:
         return None
 
     def _row_bytes(self, key: FeatureKey) -> int:
-        one = self._dataset.features.read(*key, torch.zeros(1, dtype=torch.int64))
+        one = self._tables.read(*key, torch.zeros(1, dtype=torch.int64))
         return int(one.numel() * one.element_size())
 
     def _summary(

@@ -167,6 +167,6 @@ def _table(row_bytes: int, engine: Engine, timeout: float) -> PartitionedTable:
 
 
 def _ids(table: PartitionedTable, rank: int, num_ids: int) -> torch.Tensor:
-    """Some of the ids that a rank holds."""
+    """Some of the ids that a rank holds, each once."""
     size = table.parts.partition.sizes[rank]
-    return rank * size + torch.randint(size, (num_ids,))
+    return rank * size + torch.randperm(size)[:num_ids]

@@ -18,6 +18,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from featsync.calibration.protocol import Ran
 from featsync.calibration.ranks import Ranks
@@ -142,10 +143,13 @@ def _fetch(ranks: Ranks, ways: list[str], found: _Found, on_what: Callable[[str]
 
 
 def _tax(ranks: Ranks, ways: list[str], found: _Found) -> None:
-    alone = ranks.run_python()
     for way in ways:
-        beside = ranks.run_python(way)
-        found.fetching[way].append(lost_seconds(beside, alone) / max(1, beside.messages))
+        found.fetching[way].append(_lost_a_message(ranks, partial(ranks.run_python, way)))
         if way != LOCAL:
-            served = ranks.serve(way)
-            found.serving[way].append(lost_seconds(served, alone) / max(1, served.messages))
+            found.serving[way].append(_lost_a_message(ranks, partial(ranks.serve, way)))
+
+
+def _lost_a_message(ranks: Ranks, run: Callable[[], Ran]) -> float:
+    """One pair: alone, and beside messages."""
+    alone, beside = ranks.run_python(), run()
+    return lost_seconds(beside, alone) / max(1, beside.messages)

@@ -21,6 +21,9 @@ Who owns what when: ids that are announced belong to the owner of the rows from 
 of an order is the engine's from `Engine.ask` until `Engine.wait` returns. A sent buffer is the
 engine's until the backend is through with it; it returns to a pool, and is never written before.
 
+Connections between two ranks: one for messages (`links`), and two of gloo's for rows, one for each
+direction of them (`engines`).
+
 Messages of one rank in one step, with R ranks of which all hold rows it wants and P tables: R - 1
 announcements and R - 1 short orders, R - 1 answers, R - 1 messages of rows. Bytes: 1
 to 4 an id (`id_code`), an eighth for each id where a cache is used, and the rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from featsync.errors import PeerError
-from featsync.exchange.faults import gone, silent
+from featsync.exchange.faults import cut_off, gone, silent
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
 from featsync.exchange.portions import portion_ends
@@ -65,21 +66,27 @@ class Arrivals:
     ) -> None:
         self._world, self._links, self._group = world, links, group
         self._timeout = timeout
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # reentrant: `post` may ask why
         self._arrivals: dict[tuple[int, int], Arrival] = {}
-        self._next_tag = dict.fromkeys(links.ranks, 0)
+        # Of two ranks, one uses even tags and the other odd ones. gloo picks a connection by the
+        # tag, so rows in one direction are never behind rows in the other.
+        self._next_tag = {rank: int(rank > world.rank) for rank in links.ranks}
 
     def post(self, rank: int, buffer: torch.Tensor) -> Arrival:
         """Post a receive, before its order is sent."""
         with self._changed:
-            tag = self._next_tag[rank] = (self._next_tag[rank] + 1) % _TAGS
+            tag = self._next_tag[rank] = (self._next_tag[rank] + 2) % _TAGS
             arrival = Arrival(rank, tag, buffer)
-            if self._links.is_open(rank):
-                ends = portion_ends(buffer.numel())
+            ends = portion_ends(buffer.numel())
+            try:
                 arrival.works = [
                     self._group.recv([buffer[start:end]], rank, tag)
                     for start, end in pairwise([0, *ends])
                 ]
+            except RuntimeError:
+                arrival.error = self._why_cut_off(rank)
+                return arrival
+            if self._links.is_open(rank):
                 self._arrivals[rank, tag] = arrival
             else:
                 arrival.error = gone(self._world, rank)
@@ -115,12 +122,21 @@ class Arrivals:
         arrival.works = []
 
     def _wait_for(self, work: Any, rank: int, buffer: torch.Tensor) -> None:
+        limit = time_limit(self._timeout, buffer)
+        begun = time.monotonic()
         try:
-            work.wait(time_limit(self._timeout, buffer))
+            work.wait(limit)
         except RuntimeError as error:
-            if self._links.is_open(rank):
+            if time.monotonic() - begun >= limit.total_seconds():
                 raise silent(self._world, rank, self._timeout) from error
-            raise gone(self._world, rank) from error
+            raise self._why_cut_off(rank) from error
+
+    def _why_cut_off(self, rank: int) -> PeerError:
+        """The connection for rows is broken; that for words soon tells whether the process is."""
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._links.is_open(rank), LOOK_S):
+                return gone(self._world, rank)
+        return cut_off(self._world, rank)
 
     def name(self, rank: int, frame: Frame) -> None:
         """The owner says that rows are under way, or why not."""

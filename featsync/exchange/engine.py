@@ -108,10 +108,6 @@ class Engine:
         self.faults.watch(session)
         return session
 
-    def is_open(self, session: int) -> bool:
-        """Whether an iteration is still under way."""
-        return self.faults.is_watched(session)
-
     def close_session(self, session: int) -> None:
         """Let the others forget what an iteration announced; takes no lock."""
         self.faults.forget(session)
@@ -153,8 +149,9 @@ class Engine:
                 `wait` is through.
         """
         arrival = self._arrivals.post(rank, buffer)
-        words = {**words, "tag": arrival.tag, "num_bytes": buffer.numel()}
-        self._links.send(rank, words, numbers)
+        if arrival.error is None:
+            words = {**words, "tag": arrival.tag, "num_bytes": buffer.numel()}
+            self._links.send(rank, words, numbers)
         return arrival
 
     def wait(self, arrival: Arrival, session: int) -> Iterator[int]:

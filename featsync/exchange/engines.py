@@ -66,7 +66,10 @@ def _own_group(world: World, addresses: list[str], timeout: float) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=timeout)
-    options._devices = [gloo.create_device(hostname=address) for address in addresses]
+    # Twice, so that there are two connections to each rank, one for each direction of rows: gloo's
+    # word that a receive is posted would queue up behind rows that are being sent. See `Engine`.
+    devices = [gloo.create_device(hostname=address) for address in addresses]
+    options._devices = [device for device in devices for _ in range(2)]
     group, problem = None, None
     try:
         group = gloo(world.store_for("rows"), world.rank, world.size, options)

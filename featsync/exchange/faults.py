@@ -7,7 +7,7 @@ import sys
 from featsync.errors import PeerError, PeerTimeoutError
 from featsync.world import World
 
-__all__ = ["Faults", "gone", "is_failing", "silent"]
+__all__ = ["Faults", "cut_off", "gone", "is_failing", "silent"]
 
 
 class Faults:
@@ -23,10 +23,6 @@ class Faults:
     def watch(self, session: int) -> None:
         """An iteration begins."""
         self._num_before[session] = len(self._faults)
-
-    def is_watched(self, session: int) -> bool:
-        """Whether an iteration began and is not over."""
-        return session in self._num_before
 
     def forget(self, session: int) -> None:
         """An iteration is over; takes no lock."""
@@ -52,6 +48,17 @@ def gone(world: World, rank: int) -> PeerError:
     name = world.name(rank)
     return PeerError(
         f"{name} has ended, and with it went the rows that it held. Look at its own error first.",
+        name,
+    )
+
+
+def cut_off(world: World, rank: int) -> PeerError:
+    """The process of a rank lives, but rows of it cannot come any more."""
+    name = world.name(rank)
+    return PeerError(
+        f"{world.name(world.rank)} is cut off from the rows of {name}: their connection has ended, "
+        "mostly with an earlier error here or there. Look at the first error, and start all ranks "
+        "again.",
         name,
     )
 

@@ -68,8 +68,9 @@ class Links:
         self.meter = Meter()
         self._peers = {rank: _Peer(names[rank], link) for rank, link in connections.items()}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Not closed before nobody can write to it: another file might have its number by then.
-        weakref.finalize(self, os.close, self._wake)
+        # Not closed before nobody can write to it: another file might have its number by then. Nor
+        # at the end of the process, where the last words are still to be said.
+        weakref.finalize(self, os.close, self._wake).atexit = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         self._is_closed = False

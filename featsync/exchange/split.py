@@ -1,9 +1,14 @@
-"""The wanted rows of a partitioned table, by who holds them."""
+"""The wanted rows of a partitioned table, by who holds them, each once.
+
+A minibatch may want a row in several places: an edge is sampled in several layers. It is asked for
+once, and copied to its other places when it is here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +17,19 @@ from numpy.typing import NDArray
 from featsync.errors import FeatureError
 from featsync.partition import Partition, Places
 
-__all__ = ["RowsOfRank", "places_of", "split_by_rank"]
+__all__ = ["Repeats", "RowsOfRank", "places_of", "split_by_rank"]
+
+
+class Repeats(NamedTuple):
+    """Further places of rows that are wanted in several.
+
+    Attributes:
+        positions: ``(m,)`` int64, where they stand among the wanted rows.
+        sources: ``(m,)`` int64, for each of them the place of the same row that is filled first.
+    """
+
+    positions: NDArray[np.int64]
+    sources: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,20 +38,22 @@ class RowsOfRank:
 
     Attributes:
         rank: Who holds the rows.
-        rows: ``(n,)`` int64, numbers among that rank's rows, never falling.
-        positions: ``(n,)`` int64, where each stands among the wanted rows.
+        rows: ``(n,)`` int64, numbers among that rank's rows, rising.
+        positions: ``(n,)`` int64, where each stands among the wanted rows; one place of each row.
+        repeats: The other places; ``None`` where every row has but one.
     """
 
     rank: int
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
+    repeats: Repeats | None = None
 
 
 def split_by_rank(what: str, ids: Sequence[torch.Tensor], partition: Partition) -> list[RowsOfRank]:
     """Sort wanted rows by rank, and within a rank by row.
 
-    Each position appears exactly once. Sorted rows are read in order of their addresses, and their
-    numbers compress.
+    Each position appears exactly once, among the repeats or not. Sorted rows are read in order of
+    their addresses, and their numbers compress.
 
     Args:
         what: Name of the feature, for errors.
@@ -59,7 +78,7 @@ def split_by_rank(what: str, ids: Sequence[torch.Tensor], partition: Partition) 
     for rank, end in enumerate(ends):
         if end > begin:
             rows = np.subtract(in_order[begin:end], starts[rank], dtype=np.int64)
-            found.append(RowsOfRank(rank, rows, positions[begin:end].numpy()))
+            found.append(_each_once(rank, rows, positions[begin:end].numpy()))
         begin = end
     return found
 
@@ -90,3 +109,18 @@ def places_of(what: str, ids: Sequence[torch.Tensor], partition: Partition) -> P
             )
     places = partition.places_of(wanted)
     return places if partition.num_rows > 1 << 31 else places.astype(np.int32, copy=False)
+
+
+def _each_once(rank: int, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> RowsOfRank:
+    """Tell the first place of each row from the others; equal rows are neighbours."""
+    is_repeat = rows[1:] == rows[:-1]
+    if not is_repeat.any():
+        return RowsOfRank(rank, rows, positions)
+    # Picked by number, which takes a third of the time of picking by mask.
+    repeats = np.flatnonzero(is_repeat) + 1
+    firsts = np.concatenate([[0], np.flatnonzero(~is_repeat) + 1])
+    rows, places, others = rows.take(firsts), positions.take(firsts), positions.take(repeats)
+    # The k-th repeat stands at r among the sorted rows: of r - k first places before it the last is
+    # its own row's.
+    sources = places.take(repeats - np.arange(1, len(repeats) + 1))
+    return RowsOfRank(rank, rows, places, Repeats(others, sources))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -12,7 +13,7 @@ from featsync.host_cache.directory import Directory, Lookup
 from featsync.host_cache.layout import CacheMemory
 from featsync.host_cache.uses import Uses
 from featsync.host_lock import HostLock
-from featsync.retention.arrays import Ids, Mask
+from featsync.retention.arrays import Ids
 from featsync.retention.levels import Levels
 
 __all__ = ["HostCache"]
@@ -37,6 +38,7 @@ class HostCache:
         uses: Of `memory`.
         levels: The same on all ranks.
         rank: Own number within the machine.
+        place: Of this cache among all, in the same order on all ranks.
         name_of: Names a rank of the machine for people.
         timeout: Seconds that a lock may be held, or that own rows may be late.
     """
@@ -48,11 +50,13 @@ class HostCache:
         uses: Uses,
         levels: Levels,
         rank: int,
+        place: tuple[Sequence[int], int],
         name_of: Callable[[int], str],
         timeout: float,
     ) -> None:
         self._memory, self._lock = memory, lock
         self._uses = uses
+        self.place = place
         self._directory = Directory(memory.directory, uses, levels, rank)
         self._rank, self._name_of, self._timeout = rank, name_of, timeout
         self._pending: deque[Ids] = deque()
@@ -104,26 +108,32 @@ class HostCache:
             self._memory.state[0] = 1
 
     def push(self, ids: Ids) -> None:
-        """Make one more minibatch known; the ids are kept by reference.
+        """Make one more minibatch known; its ids, which may repeat, are kept by reference.
 
         Raises:
             FeatureError: An id lies outside the table. Nothing has changed.
-            PlanError: Ids repeat. Nothing has changed.
         """
         with self._lock.hold(self._timeout):
             self._directory.push(ids)
         self._pending.append(ids)
 
-    def plan(self, wanted: Mask | None) -> tuple[int, Lookup]:
+    def hold(self) -> AbstractContextManager[None]:
+        """Hold the lock under which `plan` is to be called; blocks until it is free."""
+        return self._lock.hold(self._timeout)
+
+    def plan(self) -> tuple[int, Lookup]:
         """Plan the oldest minibatch that is pushed and not planned; see `Directory.plan`.
+
+        Whoever plans several caches for one minibatch holds all of their locks meanwhile (`hold`,
+        by ascending `place`). So the plans of all caches follow one order, as waiting does: with
+        one order a cache, two ranks could wait for each other.
 
         Returns:
             The number of the plan, and what to do.
         """
         self._num_planned += 1
         ids = self._pending.popleft()
-        with self._lock.hold(self._timeout):
-            return self._num_planned, self._directory.plan(self._num_planned, ids, wanted)
+        return self._num_planned, self._directory.plan(self._num_planned, ids)
 
     def wait_to_read(self, landings: Mapping[int, int]) -> None:
         """Block until other ranks' landings are over.

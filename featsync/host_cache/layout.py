@@ -2,8 +2,8 @@
 
 ::
 
-    clocks │ state │ totals │ signals │ slot_of_row │ row_of_slot │ keys │ landings │ readings │
-    words of uses │ counted uses │ slots
+    clocks │ state │ totals │ signals │ place_of_row │ row_of_place │ keys │ fillers │ landings │
+    readings │ words of uses │ counted uses │ slots
 
 Each begins on a line of 64 bytes. All is zeros at first.
 """
@@ -80,10 +80,11 @@ class CacheMemory:
         self.signals = Signals(take(np.uint8, Signals.num_bytes(2 * num_ranks)), 2 * num_ranks)
         self.directory = DirectoryArrays(
             take(np.int32, num_rows),
-            take(np.int64, num_slots),
-            take(np.uint8, num_slots),
-            take(np.int64, num_slots),
-            take(np.int64, num_ranks, num_slots),
+            take(np.int64, num_slots + 1),
+            take(np.uint8, num_slots + 1),
+            take(np.uint8, num_slots + 1),
+            take(np.int32, num_slots + 1),
+            take(np.int32, num_ranks, num_slots + 1),
         )
         self.words = take(word_type(shape.window), num_ranks, num_rows)
         self.counts = take(np.uint8, num_rows)
@@ -100,10 +101,11 @@ class CacheMemory:
             16,
             Signals.num_bytes(2 * shape.num_ranks),
             4 * shape.num_rows,
-            8 * shape.num_slots,
-            shape.num_slots,
-            8 * shape.num_slots,
-            8 * shape.num_ranks * shape.num_slots,
+            8 * (shape.num_slots + 1),
+            shape.num_slots + 1,
+            shape.num_slots + 1,
+            4 * (shape.num_slots + 1),
+            4 * shape.num_ranks * (shape.num_slots + 1),
             word_bytes * shape.num_ranks * shape.num_rows,
             shape.num_rows,
             shape.num_slots * kind.num_bytes,

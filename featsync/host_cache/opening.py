@@ -104,9 +104,9 @@ def _open(wish: _Wish, generation: int) -> HostCache:
 
     lock = HostLock(segment.array[: HostLock.NUM_BYTES], own, f"the cache of {table.key}", name_of)
     uses = _USES[settings.retention](memory)
-    return HostCache(
-        memory, lock, uses, _levels(shape, memory, score), own, name_of, engine.timeout
-    )
+    levels = _levels(shape, memory, score)
+    place = (engine.world.global_ranks, parts.number)
+    return HostCache(memory, lock, uses, levels, own, place, name_of, engine.timeout)
 
 
 def _levels(shape: CacheShape, memory: CacheMemory, score: Score | None) -> Levels:

@@ -7,7 +7,8 @@ then::
 
     words[rank, row]     0 0 1 0 0 1 0 0         planned at 5: used at 5 and at 10 (8 bits)
 
-A word has room for one more minibatch than the window, so no bit means two of them.
+A word has room for the window, so no bit means two minibatches. Who asks is told how many steps
+ahead of `now` a use lies, in one byte: wider arrays are what planning would spend its time on.
 """
 
 from __future__ import annotations
@@ -19,23 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featsync.errors import ConfigError
-from featsync.retention.arrays import Ids, chunks
+from featsync.retention.arrays import Bytes, Ids, chunks
 
-__all__ = ["MAX_HOST_WINDOW", "NoUses", "Uses", "UsesOfRanks", "word_type"]
+__all__ = ["MAX_HOST_WINDOW", "UNKNOWN", "NoUses", "Uses", "UsesOfRanks", "word_type"]
 
-MAX_HOST_WINDOW = 31
+MAX_HOST_WINDOW = 32
+UNKNOWN = 128  # this many steps ahead and more: nobody knows of a use
+_MAX_LEAD = 96  # of a rank before the last one, as far as it counts
 _WORDS = (np.uint8, np.uint16, np.uint32)
-_NEVER = np.iinfo(np.int64).max
+_EXPONENT_BITS, _EXPONENT_BIAS = np.uint32(23), np.uint8(127)
+
+Words = NDArray[np.unsignedinteger[Any]]
 
 
 def word_type(window: int) -> type[np.unsignedinteger[Any]]:
-    """The smallest word that has a bit for each minibatch of a window, and one more.
+    """The smallest word that has a bit for each minibatch of a window.
 
     Raises:
         ConfigError: There is none.
     """
     for word in _WORDS:
-        if window < 8 * np.dtype(word).itemsize:
+        if window <= 8 * np.dtype(word).itemsize:
             return word
     raise ConfigError(
         f"plan_feature.lookahead = {window}: with cache_scope=host it must be at most "
@@ -59,11 +64,13 @@ class Uses(Protocol):
     def push(self, rank: int, ids: Ids) -> int | None:
         """Note one more minibatch of a rank; returns its time, if times are known."""
 
-    def pass_by(self, rank: int, ids: Ids) -> None:
-        """A rank plans its next minibatch, of these ids: that use is past."""
+    def pass_by(self, rank: int, ids: Ids) -> Bytes:
+        """A rank plans its next minibatch, of these ids: that use is past.
 
-    def next_of(self, ids: Ids) -> NDArray[np.int64]:
-        """``(ids,)``: when each row is used next by any rank; -1 where nobody knows of a use."""
+        Returns:
+            ``(ids,)``: steps from `now`, as it is then, until any rank uses each row next;
+            `UNKNOWN` or more where nobody knows of a use.
+        """
 
 
 class NoUses:
@@ -80,12 +87,9 @@ class NoUses:
     def push(self, rank: int, ids: Ids) -> None:
         """Nothing to note."""
 
-    def pass_by(self, rank: int, ids: Ids) -> None:
-        """Nothing to forget."""
-
-    def next_of(self, ids: Ids) -> NDArray[np.int64]:
-        """``(ids,)``: -1."""
-        return np.full(len(ids), -1)
+    def pass_by(self, rank: int, ids: Ids) -> Bytes:
+        """``(ids,)``: `UNKNOWN`."""
+        return np.full(len(ids), UNKNOWN, np.uint8)
 
 
 class UsesOfRanks:
@@ -96,7 +100,7 @@ class UsesOfRanks:
         clocks: ``(num_ranks,)`` int64: when each rank plans next; 0 for a rank that does not.
     """
 
-    def __init__(self, words: NDArray[np.unsignedinteger[Any]], clocks: NDArray[np.int64]) -> None:
+    def __init__(self, words: Words, clocks: NDArray[np.int64]) -> None:
         self._words = words
         self._clocks = clocks
         self._num_bits = 8 * words.dtype.itemsize
@@ -127,42 +131,45 @@ class UsesOfRanks:
     def push(self, rank: int, ids: Ids) -> int:
         """Note one more minibatch of a rank; returns its time."""
         time = int(self._clocks[rank]) + self._num_pushed[rank]
-        bit = self._words.dtype.type(1 << time % self._num_bits)
-        words = self._words[rank]
+        bit = self._bit(time)
         for part in chunks(len(ids)):
-            found = words.take(ids[part], mode="clip")
-            found |= bit
-            words[ids[part]] = found
+            words = self._words[rank].take(ids[part], mode="clip")
+            words |= bit
+            self._words[rank, ids[part]] = words
         self._num_pushed[rank] += 1
         return time
 
-    def pass_by(self, rank: int, ids: Ids) -> None:
-        """A rank plans its next minibatch, of these ids: that use is past."""
-        keep = self._words.dtype.type(~(1 << int(self._clocks[rank]) % self._num_bits) & self._full)
-        words = self._words[rank]
-        for part in chunks(len(ids)):
-            found = words.take(ids[part], mode="clip")
-            found &= keep
-            words[ids[part]] = found
+    def pass_by(self, rank: int, ids: Ids) -> Bytes:
+        """A rank plans its next minibatch, of these ids: that use is past; see `Uses`."""
+        keep = ~self._bit(int(self._clocks[rank]))
         self._clocks[rank] += 1
         self._num_pushed[rank] -= 1
-
-    def next_of(self, ids: Ids) -> NDArray[np.int64]:
-        """``(ids,)``: when each row is used next by any rank; -1 where nobody knows of a use."""
-        soonest = np.full(len(ids), _NEVER)
-        full, num_bits = np.uint64(self._full), np.uint64(self._num_bits)
-        for rank in np.flatnonzero(self._clocks):
-            clock = int(self._clocks[rank])
-            shift = np.uint64(clock % self._num_bits)
-            words = self._words[rank].take(ids, mode="clip").astype(np.uint64)
-            words = ((words >> shift) | (words << (num_bits - shift))) & full
-            lowest = words & (~words + np.uint64(1))
-            # The exponent of a power of two tells where its bit stands.
-            ahead = np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1
-            np.minimum(soonest, np.where(lowest > 0, clock + ahead, _NEVER), out=soonest)
-        soonest[soonest == _NEVER] = -1
+        now = self.now
+        clocks = {int(r): int(self._clocks[r]) for r in np.flatnonzero(self._clocks)}
+        soonest = np.full(len(ids), UNKNOWN, np.uint8)
+        for part in chunks(len(ids)):
+            for other, clock in clocks.items():
+                words = self._words[other].take(ids[part], mode="clip")
+                if other == rank:
+                    words &= keep
+                    self._words[rank, ids[part]] = words
+                ahead = self._steps_to_first(words, clock)
+                ahead += np.uint8(min(clock - now, _MAX_LEAD))
+                np.minimum(soonest[part], ahead, out=soonest[part])
         return soonest
 
-    @property
-    def _full(self) -> int:
-        return (1 << self._num_bits) - 1
+    def _bit(self, time: int) -> np.unsignedinteger[Any]:
+        bit: np.unsignedinteger[Any] = self._words.dtype.type(1 << time % self._num_bits)
+        return bit
+
+    def _steps_to_first(self, words: Words, clock: int) -> Bytes:
+        """How long after a time the first bit of each word stands; `UNKNOWN` or more for none."""
+        shift, num_bits = clock % self._num_bits, self._num_bits
+        word = self._words.dtype.type
+        ahead = (words >> word(shift)) | (words << word(num_bits - shift))
+        ahead &= ~ahead + word(1)  # only the lowest bit stays
+        # The exponent of a power of two tells which; that of 0 is the least there is.
+        exponents = ahead.astype(np.float32).view(np.uint32) >> _EXPONENT_BITS
+        steps: Bytes = exponents.astype(np.uint8)
+        steps -= _EXPONENT_BIAS
+        return steps

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from featsync.errors import ConfigError, PlanError
-from featsync.retention.arrays import Ids, Score, Slots
+from featsync.retention.arrays import Ids, Mask, Score, Slots
 
 MAX_WINDOW = 64
 
@@ -76,12 +76,17 @@ class Retention(ABC):
         self.window = window
         self._pending: deque[Ids] = deque()
 
-    def push(self, ids: Ids) -> None:
+    def push(self, ids: Ids) -> Mask:
         """Make the ids of the next batch known.
 
         Args:
             ids: Distinct ids in any order. Kept by reference until the batch is settled: the
                 caller must not change them.
+
+        Returns:
+            ``(ids,)``: rows that this cache is known to take care of, so that no other need hold
+            them for this batch: they will lie in a slot when it is settled, or from then on for
+            good. Other rows may lie in one, too.
 
         Raises:
             PlanError: Ids repeat or are not a vector of int64, or the window is full. Nothing
@@ -97,8 +102,9 @@ class Retention(ABC):
             raise PlanError(f"ids are {ids.dtype} of shape {ids.shape}; they must be (n,) int64")
         if not (ids.flags.c_contiguous and ids.flags.writeable):
             ids = ids.copy()  # torch reads neither without a warning
-        self._learn(ids)
+        is_promised = self._learn(ids)
         self._pending.append(ids)
+        return is_promised
 
     def hits(self) -> Slots:
         """Say where the rows of the oldest batch lie, before it is settled.
@@ -139,8 +145,8 @@ class Retention(ABC):
         """``(num_slots,)``: the row that each slot holds, or -1. A copy, for tests and stats."""
 
     @abstractmethod
-    def _learn(self, ids: Ids) -> None:
-        """Take note of a new batch, before it joins ``_pending``; refuse it unchanged."""
+    def _learn(self, ids: Ids) -> Mask:
+        """Take note of a new batch before it joins ``_pending``, or refuse it; see `push`."""
 
     @abstractmethod
     def _find(self, ids: Ids) -> Slots:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from featsync.errors import PlanError
-from featsync.retention.arrays import Ids, Score, Slots, refuse_outsiders, refuse_repeats, scatter
+from featsync.retention.arrays import (
+    Ids,
+    Mask,
+    Score,
+    Slots,
+    refuse_outsiders,
+    refuse_repeats,
+    scatter,
+)
 from featsync.retention.contract import Keep, Retention
 from featsync.retention.slots import SlotPool
 
@@ -53,9 +61,10 @@ class LruRetention(Retention):
         self._log_start = self._log_end = 0
         self._pool.free_all()
 
-    def _learn(self, ids: Ids) -> None:
+    def _learn(self, ids: Ids) -> Mask:
         refuse_outsiders(ids, self.num_rows)
         refuse_repeats(ids, self._slot_of_row, unused=self.num_slots)
+        return np.zeros(len(ids), np.bool_)
 
     def _find(self, ids: Ids) -> Slots:
         return self._slot_of_row.take(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featsync.retention.arrays import Ids, Slots
+from featsync.retention.arrays import Ids, Mask, Slots
 from featsync.retention.contract import Keep, Retention
 
 
@@ -19,8 +19,8 @@ class NoRetention(Retention):
         """``(num_slots,)``, all -1."""
         return np.full(self.num_slots, -1, np.int64)
 
-    def _learn(self, ids: Ids) -> None:
-        pass
+    def _learn(self, ids: Ids) -> Mask:
+        return np.zeros(len(ids), np.bool_)
 
     def _find(self, ids: Ids) -> Slots:
         return np.full(len(ids), -1, np.int32)

@@ -59,9 +59,13 @@ class StaticRetention(Retention):
         self._slot_of_row[residents[residents >= 0]] = ABSENT
         self._tail.clear()
 
-    def _learn(self, ids: Ids) -> None:
+    def _learn(self, ids: Ids) -> Mask:
         refuse_outsiders(ids, self.num_rows)
         refuse_repeats(ids, self._slot_of_row, unused=self.num_slots)
+        if self._counts is not None:
+            return np.zeros(len(ids), np.bool_)
+        is_hot: Mask = self._slot_of_row.take(ids) != UNWANTED
+        return is_hot
 
     def _find(self, ids: Ids) -> Slots:
         slots: Slots = self._slot_of_row.take(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featsync.retention.arrays import Ids, Score, Slots, refuse_outsiders, scatter
+from featsync.retention.arrays import Ids, Mask, Score, Slots, refuse_outsiders, scatter
 from featsync.retention.contract import Keep, Retention
 from featsync.retention.known_uses import DROPPED, NO_NEXT, NOWHERE, KnownUses
 from featsync.retention.levels import CountedLevels, Levels, ScoreLevels
@@ -63,7 +63,7 @@ class WindowRetention(Retention):
             self._uses.slots_of(step)[:] = -1
         self._tail.clear()
 
-    def _learn(self, ids: Ids) -> None:
+    def _learn(self, ids: Ids) -> Mask:
         refuse_outsiders(ids, self.num_rows)
         self._uses.make_room(len(ids), list(self._pending))
         arrival = self._uses.add(ids)
@@ -81,6 +81,11 @@ class WindowRetention(Retention):
                 lost = self._uses.is_lost(arrival, ended.step, ended.granted)
                 self._steps_with_drops = max(self._steps_with_drops, ended.step + 1)
         self._uses.link(arrival, lost)
+        is_promised: Mask = arrival.previous > 0
+        if lost is not None:
+            is_promised &= ~lost
+        is_promised |= arrival.slots >= 0
+        return is_promised
 
     def _find(self, ids: Ids) -> Slots:
         return self._uses.oldest()[0].copy()

@@ -27,13 +27,15 @@ __all__ = ["Fetches", "Pull", "Transport"]
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """Rows that one minibatch wants of one rank's part of one table.
+    """Rows that one minibatch wants of one rank's part of one table, each once.
 
     Attributes:
         table: The table.
         rank: Who holds them; another rank than this.
-        rows: ``(n,)`` int64, numbers among the rows of that rank, never falling.
-        positions: ``(n,)`` int64, where each goes in the feature's delivered rows.
+        rows: ``(n,)`` int64, numbers among the rows of that rank, rising: none comes twice.
+        positions: ``(n,)`` int64, where each goes in the feature's delivered rows. What it is
+            copied to from there, where it is wanted in several places, is none of a transport's
+            business.
     """
 
     table: PartitionedTable
@@ -71,7 +73,8 @@ class Fetches(NamedTuple):
     """What brings the rows of one minibatch.
 
     Attributes:
-        first: To be carried out before this rank's own rows are read: asks others to begin.
+        first: To be carried out before this rank's own rows are read, behind what the worker has
+            to do still.
         last: After it: the rows are in place when it is done.
     """
 
@@ -108,7 +111,9 @@ class Transport(ABC):
 
     @abstractmethod
     def fetch(self, batch: int, landings: Sequence[Landing]) -> Fetches:
-        """Make the moves that bring rows which were announced; nothing has moved on return.
+        """Make the moves that bring rows which were announced; no target is written on return.
+
+        Others may be asked to begin at once; the moves of the minibatch before may not be done.
 
         Args:
             batch: The minibatch.

@@ -56,13 +56,16 @@ class PointToPoint(Transport):
             )
 
     def fetch(self, batch: int, landings: Sequence[Landing]) -> Fetches:
-        """Make the moves: order from all ranks, and later take what each of them sends."""
+        """Order from all ranks at once, about 0.1 ms each; the moves take what they send.
+
+        The worker may still be waiting for the minibatch before: behind that the order would leave
+        the link idle from the end of one minibatch's rows to the order of the next.
+        """
         orders = [_Order(self, self._blocks, rank, of_rank) for rank, of_rank in _by_rank(landings)]
+        for order in orders:
+            order.post(batch)
         what = ", ".join(dict.fromkeys(str(landing.pull.table.key) for landing in landings))
-        return Fetches(
-            [Call(what, lambda order=order: order.post(batch)) for order in orders],  # type: ignore[misc]
-            [Call(what, order.land) for order in orders],
-        )
+        return Fetches(last=[Call(what, order.land) for order in orders])
 
 
 class _Order:
@@ -87,9 +90,8 @@ class _Order:
     def post(self, batch: int) -> None:
         """Ask for the rows; does not wait."""
         num_bytes = packed_bytes(*self._layout())
-        # Of nothing nobody hears: the owner forgets what was announced when the iteration ends. If
-        # that is over already, the loop was left, and the owner has forgotten.
-        if num_bytes == 0 or not self._engine.is_open(self._session):
+        # Of nothing nobody hears: the owner forgets what was announced when the iteration ends.
+        if num_bytes == 0:
             return
         masks = [None if one.mask is None else np.packbits(one.mask) for one in self._landings]
         words: dict[str, Any] = {

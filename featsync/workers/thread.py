@@ -23,11 +23,16 @@ _LOG = logging.getLogger(__name__)
 
 
 class ThreadTicket(Ticket):
-    """Moves on their way through the thread."""
+    """Moves on their way through the thread.
 
-    def __init__(self, moves: Sequence[Move], timeout: float | None) -> None:
+    Attributes:
+        is_watched: Whether other ranks may wait for them, and they for other ranks.
+    """
+
+    def __init__(self, moves: Sequence[Move], timeout: float, is_watched: bool) -> None:
         self._moves = moves
         self._timeout = timeout
+        self.is_watched = is_watched
         # A lock that is held until the moves are done: cheaper than an Event, and enough for one
         # waiter.
         self._running = threading.Lock()
@@ -37,7 +42,7 @@ class ThreadTicket(Ticket):
 
     def wait(self) -> None:
         """Block until the moves are done; see `Ticket.wait`."""
-        if not self._running.acquire(timeout=-1 if self._timeout is None else self._timeout):
+        if not self._running.acquire(timeout=-1 if self.is_watched else self._timeout):
             raise PeerTimeoutError(
                 f"the mover thread did not finish {len(self._moves)} moves "
                 f"({', '.join(move.what for move in self._moves)}) in {self._timeout} s. Is a "
@@ -87,7 +92,7 @@ class ThreadWorker(Worker):
         """Hand the moves to the thread; see `Worker.submit`."""
         if self._is_closed:
             raise PeerError("the mover thread was closed: it takes no more moves", "mover thread")
-        ticket = ThreadTicket(moves, None if is_watched else self._timeout)
+        ticket = ThreadTicket(moves, self._timeout, is_watched)
         self._queue.put(ticket)
         return ticket
 
@@ -127,9 +132,14 @@ def _end_threads() -> None:
     """
     threads = [thread for thread in threading.enumerate() if isinstance(thread, MoverThread)]
     for thread in threads:
+        waiting: list[ThreadTicket | None] = []
         with contextlib.suppress(Empty):
             while True:
-                thread.queue.get_nowait()  # nobody will wait for what has not begun
+                waiting.append(thread.queue.get_nowait())
+        # Of what has not begun nobody here will wait for anything, but other ranks may.
+        for ticket in waiting:
+            if ticket is not None and ticket.is_watched:
+                thread.queue.put(ticket)
         thread.queue.put(None)
     for thread in threads:
         thread.join(thread.timeout)

@@ -58,12 +58,16 @@ class Reader:
         self.rows.announce(batch, {key: Want((i,)) for key, i in ids.items()})
 
     def fetch(self, batch, every=1):
-        """Take every so-many-th row; the others are as if cached. Returns rows of other ranks."""
+        """Take the rows of ids that ``every`` divides; the others are as if cached.
+
+        Returns:
+            Rows that other ranks sent.
+        """
         ids = self.wanted.pop(batch)
         deliveries = {}
         for key, whole in whole_tables().items():
             target = torch.zeros((len(ids[key]), *whole.shape[1:]), dtype=whole.dtype)
-            positions = torch.arange(0, len(ids[key]), every)
+            positions = (ids[key] % every == 0).nonzero().view(-1)
             fetch = Fetch(len(ids[key])) if every == 1 else Fetch(len(ids[key]), positions)
             deliveries[key] = Delivery(fetch, target)
         num_of_others = self.rows.num_of_others(batch, deliveries)
@@ -71,6 +75,7 @@ class Reader:
         CpuDevice().execute([*fetches.first, *fetches.last])
         for key, whole in whole_tables().items():
             wanted = torch.zeros_like(deliveries[key].target)
-            wanted[::every] = whole[ids[key][::every]]
+            taken = ids[key] % every == 0
+            wanted[taken] = whole[ids[key][taken]]
             assert torch.equal(deliveries[key].target, wanted)
         return sum(num_of_others.values())

@@ -53,11 +53,16 @@ class Launch:
 
     def check(self, fact: Fact) -> None:
         """Fail unless a fact was established: its launch went well, or failed at a later one."""
-        if self.failure is None:
-            return
-        failed = [i for i, one in enumerate(self.facts) if f"in {one.__name__}\n" in self.failure]
-        if not failed or self.facts.index(fact) >= failed[0]:
-            pytest.fail(self.failure)
+        assert_established(self.failure, fact, self.facts)
+
+
+def assert_established(failure: str | None, fact: Fact, facts: Sequence[Fact]) -> None:
+    """Fail unless a launch went well, or failed at a later fact."""
+    if failure is None:
+        return
+    failed = [i for i, one in enumerate(facts) if f"in {one.__name__}\n" in failure]
+    if not failed or facts.index(fact) >= failed[0]:
+        pytest.fail(failure)
 
 
 def establish(rank: int, facts: Sequence[Fact]) -> None:
