@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from featsync._graphbolt import feature_of
 from featsync.cache_size import slots_of_tables
@@ -21,7 +23,7 @@ from featsync.host_cache.cache import HostCache
 from featsync.host_cache.opening import CacheFinder, num_slots_of_host
 from featsync.host_cache.placement import RowCosts, num_held_by_each
 from featsync.mapped import file_of
-from featsync.partitioned_table import PartitionedTable
+from featsync.partitioned_table import PartitionedTable, Parts
 from featsync.plan import FeatureKey
 from featsync.pool import bytes_of, private_block, tensor_in
 from featsync.residency import CacheSettings, Residency, check_settings
@@ -67,7 +69,7 @@ def caches_of(
             )
             continue
         stats.row_bytes = table.kind.num_bytes
-        shares = _shares_of(table, slots.get(key, 0), settings)
+        shares = _shares_of(table, slots.get(key, 0), settings, mover.device)
         if shares.own:
             wanted = CacheSettings(shares.own, settings.retention, settings.lookahead)
             caches.own[key] = _residency(sources.store, table, wanted, settings, mover)
@@ -85,17 +87,29 @@ class _Shares(NamedTuple):
     of_host: int
 
 
-def _shares_of(table: RowTable, num_slots: int, settings: PlannerSettings) -> _Shares:
-    """Split slots into those for rows that each rank holds and those for rows held once."""
+def _shares_of(
+    table: RowTable, num_slots: int, settings: PlannerSettings, device: Device
+) -> _Shares:
+    """Split slots into those that a rank keeps to itself and those that it shares."""
     if num_slots == 0 or settings.cache_scope != "host" or not _has_neighbours(table):
         return _Shares(num_slots, 0)
     engine, width = table.parts.engine, table.kind.num_bytes
     if engine is None:
         return _Shares(num_slots, 0)
     costs = RowCosts(*(cost.row_seconds(width) for cost in engine.profile.cache_costs))
-    score = settings.score_of(table.key, table.num_rows)
-    own = num_held_by_each(score, num_slots, len(table.parts.ranks_of_host), costs)
+    window = settings.lookahead if settings.retention == "window" else 0
+    uses = _cachable(settings.score_of(table.key, table.num_rows), table.parts, device)
+    num_ranks = len(table.parts.ranks_of_host)
+    own = num_held_by_each(uses, num_slots, num_ranks, window, costs)
     return _Shares(own, num_slots - own)
+
+
+def _cachable(score: NDArray[Any] | None, parts: Parts, device: Device) -> NDArray[Any] | None:
+    """The scores of the rows that a cache is for: those of other machines, if there are any."""
+    if score is None or device.torch_device.type != "cpu":
+        return score
+    is_far = np.isin(parts.partition.owners, parts.ranks_of_host, invert=True)
+    return score[is_far] if is_far.any() else score
 
 
 def _has_neighbours(table: RowTable) -> TypeGuard[PartitionedTable]:

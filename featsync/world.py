@@ -10,12 +10,12 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
-from featsync.errors import ConfigError, PeerError, PeerTimeoutError
+from featsync.errors import ConfigError, PeerTimeoutError
+from featsync.group_store import Store, asked, corner, store_of
 from featsync.hosts import hosts_of, is_reached, shown_nonce
 
 __all__ = ["World"]
@@ -23,20 +23,6 @@ __all__ = ["World"]
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
 _IS_SET = "/is_set"
-
-
-class _Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used here; none of it waits for a peer.
-
-    ``get`` would, but only what is there is asked for. ``compare_set`` would answer at once, but in
-    torch 2.2 it makes its answer without holding the GIL, which corrupts Python's memory as soon as
-    another thread runs.
-    """
-
-    def set(self, key: str, value: bytes, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def delete_key(self, key: str, /) -> bool: ...
 
 
 class World:
@@ -47,7 +33,7 @@ class World:
     """
 
     def __init__(
-        self, rank: int, global_ranks: Sequence[int], store: _Store | None, timeout: float
+        self, rank: int, global_ranks: Sequence[int], store: Store | None, timeout: float
     ) -> None:
         """Use `join` instead; this is for tests that bring a store of their own.
 
@@ -91,10 +77,10 @@ class World:
         global_ranks = _global_ranks(process_group)
         if len(global_ranks) == 1:
             return cls(rank, global_ranks, None, timeout)
-        store = _store_of(process_group, global_ranks)
+        store = store_of(process_group, global_ranks)
         # The n-th world of this group on every rank, since all join in the same order.
-        number = _asked(store.add, f"joined/{rank}", 1)
-        return cls(rank, global_ranks, _corner(f"{number}", store), timeout)
+        number = asked(store.add, f"joined/{rank}", 1)
+        return cls(rank, global_ranks, corner(f"{number}", store), timeout)
 
     @property
     def rank(self) -> int:
@@ -147,7 +133,7 @@ class World:
 
     def store_for(self, purpose: str) -> Any:
         """Give a corner of the job's store that only this world uses; a single rank has none."""
-        return _corner(purpose, self._store)
+        return corner(purpose, self._store)
 
     def exchange(self, purpose: str, value: Any, timeout: float | None = None) -> list[Any]:
         """Give all ranks one small value of each; collective.
@@ -171,14 +157,14 @@ class World:
         seconds = self._timeout if timeout is None else timeout
         prefix = f"exchange/{self._num_exchanges}"
         self._num_exchanges += 1
-        _asked(self._store.set, f"{prefix}/{self._rank}", pickle.dumps((purpose, value)))
-        _asked(self._store.add, f"{prefix}/{self._rank}{_IS_SET}", 1)
+        asked(self._store.set, f"{prefix}/{self._rank}", pickle.dumps((purpose, value)))
+        asked(self._store.add, f"{prefix}/{self._rank}{_IS_SET}", 1)
         keys = [f"{prefix}/{rank}" for rank in range(self.size)]
         answers = [pickle.loads(answer) for answer in self._collect(keys, purpose, seconds)]
         # Whoever read last wipes the slate, so that long runs do not fill the store.
-        if _asked(self._store.add, f"{prefix}/read", 1) == self.size:
+        if asked(self._store.add, f"{prefix}/read", 1) == self.size:
             for key in (*keys, *(f"{key}{_IS_SET}" for key in keys), f"{prefix}/read"):
-                _asked(self._store.delete_key, key)
+                asked(self._store.delete_key, key)
         self._check_purposes([purpose for purpose, _ in answers])
         return [value for _, value in answers]
 
@@ -206,9 +192,9 @@ class World:
         if self._store is None:
             return None
         # Adding nothing to a counter is a question that all stores of all versions answer at once.
-        if _asked(self._store.add, f"{key}{_IS_SET}", 0) == 0:
+        if asked(self._store.add, f"{key}{_IS_SET}", 0) == 0:
             return None
-        answer: bytes = _asked(self._store.get, key)
+        answer: bytes = asked(self._store.get, key)
         return answer
 
     def _late(self, late: list[int], purpose: str, seconds: float) -> PeerTimeoutError:
@@ -238,35 +224,3 @@ def _global_ranks(process_group: dist.ProcessGroup | None) -> tuple[int, ...]:
     if process_group is None:
         return tuple(range(dist.get_world_size()))
     return tuple(dist.get_process_group_ranks(process_group))
-
-
-def _store_of(process_group: dist.ProcessGroup | None, global_ranks: Sequence[int]) -> Any:
-    """Return a corner of the job's store that only this group uses."""
-    c10d: Any = distributed_c10d  # its annotations differ from version to version
-    store = c10d._get_default_store()
-    if store is None:
-        raise ConfigError(
-            f"process_group: its backend {dist.get_backend(process_group)!r} keeps no store to "
-            "meet through. Use gloo or nccl."
-        )
-    group = process_group if process_group is not None else c10d._get_default_group()
-    name = c10d._get_process_group_name(group)
-    ranks = "-".join(map(str, global_ranks))
-    return _corner(f"featsync/{name}/{ranks}", store)
-
-
-def _corner(prefix: str, store: Any) -> Any:
-    c10d: Any = distributed_c10d
-    return c10d.PrefixStore(prefix, store)
-
-
-def _asked(question: Any, *arguments: Any) -> Any:
-    """Ask the store; its own errors come out as the fault of whoever holds it."""
-    try:
-        return question(*arguments)
-    except (RuntimeError, ValueError) as error:
-        raise PeerError(
-            f"the store of the process group does not answer ({error}). The process that holds "
-            "it, mostly global rank 0, has ended or cannot be reached: look at that one first.",
-            "the holder of the process group's store",
-        ) from error

@@ -12,6 +12,7 @@ from featsync import cli
 from featsync.bench.check_rows import RowCheck
 from featsync.checking.protocol import FeatureFound, Outcome
 from featsync.checking.report import holdings_table, summary
+from featsync.transports import TRANSPORTS
 
 pytestmark = pytest.mark.dgl
 
@@ -69,7 +70,9 @@ def test_on_several_ranks_it_says_who_holds_what_and_how_much_is_remote(check, p
 
 
 @pytest.mark.multirank
-def test_a_transport_that_brings_other_rows_is_found(check):
+def test_a_transport_that_brings_other_rows_is_found(check, monkeypatch):
+    for name, transport in TRANSPORTS.items():  # the command imports it too
+        monkeypatch.setitem(TRANSPORTS, name, transport)
     arguments = ("--ranks", "2", "--minibatches", "2", "--import", "support.wrong_transports")
 
     status, printed, errors = check(*arguments, partition="hashed")

@@ -7,7 +7,10 @@ for here. `test_two_hosts` has the same between machines.
 from __future__ import annotations
 
 import itertools
+import re
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,8 @@ import torch.distributed as dist
 
 import featsync
 from featsync.errors import ConfigError, FeatureError, PeerError
+from featsync.profile import VARIABLE
+from featsync.scores import presampled_counts
 from support.facts import Launch, name_of
 from support.graphs import (
     HandMade,
@@ -26,6 +31,7 @@ from support.graphs import (
     store_of,
 )
 from support.parts import PARTITIONS, partitioned
+from support.profiles import write_profile
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
 
@@ -185,6 +191,37 @@ def a_given_score_decides_who_stays(rank):
         assert drain(loader, ring_store(table())) == 6
 
 
+def some_slots_are_a_rank_s_own_where_peers_are_farther(rank):
+    """Costs under which own slots are worth having, and a score that says for which rows."""
+    score = presampled_counts([b for seed in range(50, 60) for b in skewed(12, seed)], NUM_ROWS)
+    near, peer, home = ({"message_s": 0, "gil_s": 0, "row_s": s, "byte_s": 0} for s in (1, 2, 36))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "profile.json"
+        write_profile(path, local=near, transports={"shared_memory": peer, "p2p": home})
+        patch.setenv(VARIABLE, str(path))
+        group = dist.new_group()  # so that there is a new engine, which reads the profile
+        for retention, worker in itertools.product(("window", "static"), ("inline", "thread")):
+            loader = planned_loader(
+                HandMade(skewed(12, rank)),
+                partitioned(ring_store(table()), "owners", group),
+                ["x"],
+                retention=retention,
+                worker=worker,
+                score=score,
+                process_group=group,
+                **(SETTINGS | {"device_cache": 0.6, "lookahead": 8}),
+            )
+            for _ in range(2):
+                assert drain(loader, ring_store(table())) == 12
+            (stats,) = featsync.stats(loader).features.values()
+            own, shared = re.findall(r"([0-9,]+) rows cached", stats.why)
+            assert 0 < int(own) < 0.6 * NUM_ROWS
+            assert int(shared.replace(",", "")) == min(
+                NUM_ROWS, dist.get_world_size() * (0.6 * NUM_ROWS - int(own))
+            )
+            assert stats.rows["cache"] > 0
+
+
 FACTS = (
     rows_are_as_in_stock,
     other_dtypes_and_repeated_ids_arrive,
@@ -195,6 +232,7 @@ FACTS = (
     after_an_error_the_next_iteration_has_a_new_cache,
     ranks_with_other_settings_are_refused,
     a_given_score_decides_who_stays,
+    some_slots_are_a_rank_s_own_where_peers_are_farther,
 )
 LAUNCHES = [Launch(num_ranks, FACTS) for num_ranks in (2, 3)]
 

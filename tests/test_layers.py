@@ -60,7 +60,12 @@ LAYERS = (
         "featsync.plotting",
         "featsync.futex",
     ),
-    ("featsync.rank_program", "featsync.rank_processes", "featsync.hosts"),
+    (
+        "featsync.rank_program",
+        "featsync.rank_processes",
+        "featsync.group_store",
+        "featsync.hosts",
+    ),
     ("featsync.plan", "featsync.mapped", "featsync.device"),
     ("featsync.signals", "featsync.host_lock", "featsync.scores"),
     ("featsync.host_cache.directory", "featsync.host_cache.uses", "featsync.host_cache.placement"),

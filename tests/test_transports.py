@@ -60,7 +60,8 @@ def test_rows_are_ordered_before_those_of_the_minibatch_before_have_landed():
         for batch in range(2):
             remote.announce(batch, {KEY: Want((ids,))})
             delivery = Delivery(Fetch(len(ids)), targets[batch])
-            moves += remote.fetch(batch, {KEY: delivery})
+            fetches = remote.fetch(batch, {KEY: delivery})
+            moves += [*fetches.first, *fetches.last]
 
         assert wait_until(lambda: engines[1].served.rows_read == 4)
         assert not targets.any()
