@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from featsync.errors import ConfigError, FeatureError
 from featsync.move import Call, Gather, Move
 from featsync.pool import Pool, private_block
+from featsync.row_items import put_rows, take_rows
 
 _STAGING_BLOCKS = 32  # gathers of one minibatch, one or two a feature and layer
 
@@ -88,13 +89,13 @@ class CpuDevice(Device):
         shape = (len(move.rows), *move.source.shape[1:])
         rows = self._scratch.take(shape, move.source.dtype)
         _select(move, out=rows)
-        move.target.index_copy_(0, move.positions, rows)
+        put_rows(move.target, move.positions, rows)
 
 
 def _select(move: Gather, out: torch.Tensor) -> None:
     """Gather rows on the CPU; only when torch refuses, look for the id that is at fault."""
     try:
-        torch.index_select(move.source, 0, move.rows, out=out)
+        take_rows(move.source, move.rows, out)
     except (IndexError, RuntimeError) as error:
         size = len(move.source)
         outside = move.rows[(move.rows < 0) | (move.rows >= size)]

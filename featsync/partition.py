@@ -5,7 +5,8 @@ Two kinds, told apart by what the user gives::
     bounds  (R+1,)          rank r holds rows bounds[r] up to bounds[r+1]     no memory a row
     owners  (num_rows,)     rank owners[i] holds row i                        6 bytes a row
 
-A rank numbers the rows that it holds by ascending id.
+A rank numbers the rows that it holds by ascending id. Parts laid one after the other, in order of
+ranks, give each row of the table a *place*, which tells both: whose it is, and which of its rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ __all__ = ["OwnerPartition", "Partition", "RangePartition", "as_partition"]
 MAX_RANKS = 1 << 15
 
 Ids = NDArray[np.int64]
+Places = NDArray[Any]  # int32 where that is wide enough, else int64
 Ranks = NDArray[np.int16]
 
 
@@ -36,10 +38,15 @@ class Partition(ABC):
     Attributes:
         num_rows: Rows of the whole table.
         sizes: ``(num_ranks,)``: rows of each rank.
+        starts: ``(num_ranks,)``: the place of each rank's first row.
+        is_in_order: Whether the place of every row is its id.
     """
+
+    is_in_order: ClassVar[bool] = False
 
     num_rows: int
     sizes: tuple[int, ...]
+    starts: Ids
 
     @property
     def num_ranks(self) -> int:
@@ -47,6 +54,9 @@ class Partition(ABC):
         return len(self.sizes)
 
     @abstractmethod
+    def places_of(self, ids: NDArray[Any]) -> Places:
+        """``(ids,)``: the place of each row; ids lie within the table."""
+
     def locate(self, ids: Ids) -> tuple[Ranks, Ids]:
         """Find rows.
 
@@ -56,6 +66,8 @@ class Partition(ABC):
         Returns:
             ``(n,)`` the rank that holds each, and ``(n,)`` its number among that rank's rows.
         """
+        ranks = self.ranks_of(ids)
+        return ranks, self.places_of(ids) - self.starts.take(ranks)
 
     @abstractmethod
     def ranks_of(self, ids: Ids) -> Ranks:
@@ -90,18 +102,19 @@ class RangePartition(Partition):
         (array([1, 0, 1], dtype=int16), array([1, 0, 0]))
     """
 
+    is_in_order = True
+
     def __init__(self, bounds: Sequence[int]) -> None:
         _check_bounds(bounds)
         self.bounds = tuple(int(bound) for bound in bounds)
         self.num_rows = self.bounds[-1]
         self.sizes = tuple(end - start for start, end in pairwise(self.bounds))
-        self._starts = np.array(self.bounds[:-1], np.int64)
+        self.starts = np.array(self.bounds[:-1], np.int64)
         self._ends = np.array(self.bounds[1:], np.int64)
 
-    def locate(self, ids: Ids) -> tuple[Ranks, Ids]:
-        """Find rows; see `Partition.locate`."""
-        ranks = self.ranks_of(ids)
-        return ranks, ids - self._starts.take(ranks)
+    def places_of(self, ids: NDArray[Any]) -> Places:
+        """The ids themselves."""
+        return ids
 
     def ranks_of(self, ids: Ids) -> Ranks:
         """``(ids,)``: the rank that holds each row."""
@@ -142,18 +155,16 @@ class OwnerPartition(Partition):
         self.num_rows = len(owners)
         counts = np.bincount(self._owners, minlength=num_ranks)
         self.sizes = tuple(int(count) for count in counts)
-        # Sorted by owner, ascending ids within each: where a row stands in its group is its number.
-        self._by_owner = np.argsort(self._owners, kind="stable")
-        starts = np.cumsum(counts) - counts
-        self._starts = starts
-        numbers = np.empty(self.num_rows, np.int64 if self.num_rows > 1 << 31 else np.int32)
-        numbers[self._by_owner] = np.arange(self.num_rows) - np.repeat(starts, counts)
-        self._numbers = numbers
-        self._by_owner = self._by_owner.astype(numbers.dtype)
+        self.starts = np.cumsum(counts) - counts
+        # Sorted by owner, ascending ids within each.
+        by_place = np.argsort(self._owners, kind="stable")
+        self._places: Places
+        self._places = np.empty(self.num_rows, np.int64 if self.num_rows > 1 << 31 else np.int32)
+        self._places[by_place] = np.arange(self.num_rows)
 
-    def locate(self, ids: Ids) -> tuple[Ranks, Ids]:
-        """Find rows; see `Partition.locate`."""
-        return self.ranks_of(ids), self._numbers.take(ids).astype(np.int64)
+    def places_of(self, ids: NDArray[Any]) -> Places:
+        """``(ids,)``: the place of each row."""
+        return self._places.take(ids)
 
     def ranks_of(self, ids: Ids) -> Ranks:
         """``(ids,)``: the rank that holds each row."""
@@ -162,8 +173,7 @@ class OwnerPartition(Partition):
 
     def rows_of(self, rank: int) -> Ids:
         """The ids that a rank holds."""
-        start = self._starts[rank]
-        return self._by_owner[start : start + self.sizes[rank]].astype(np.int64)
+        return np.flatnonzero(self._owners == rank)
 
     @property
     def owners(self) -> Ranks:

@@ -11,6 +11,7 @@ from featsync._graphbolt import gb
 from featsync.device import CpuDevice
 from featsync.errors import ConfigError
 from featsync.exchange.engines import engine_of
+from featsync.exchange.traffic import Traffic
 from featsync.fetching import home_moves
 from featsync.partitioned_table import PartitionedTable
 from featsync.parts import bring_together
@@ -88,6 +89,16 @@ class PartitionedFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         finally:
             rows.close()
         return target
+
+    @property
+    def traffic(self) -> Traffic:
+        """Messages and bytes between this rank and the others of its group so far.
+
+        Of all partitioned features of the group together, since their rows travel in the same
+        messages. Take the difference of two (``after - before``) for what went in between.
+        """
+        engine = self.featsync_parts.engine
+        return Traffic() if engine is None else engine.traffic
 
     def size(self) -> torch.Size:
         """Shape of one row."""

@@ -29,7 +29,7 @@ class Parts:
         rank: This rank.
         readable: ``(sizes[r], *row_shape)``: the parts that this process can read, by rank: its own
             and those of ranks on this machine.
-        whole: ``(num_rows, *row_shape)``, all rows by id, where this machine's memory holds them
+        whole: ``(num_rows, *row_shape)``, all rows by place, where this machine's memory holds them
             so; else ``None``.
         segment: The shared memory that ``whole`` lies in, if any.
         engine: Brings the other parts; ``None`` where there is only one rank.

@@ -28,7 +28,7 @@ from featsync.offers import (
     offer_of,
     room_for,
 )
-from featsync.partition import Partition, RangePartition, as_partition
+from featsync.partition import Partition, as_partition
 from featsync.partitioned_table import Parts
 from featsync.row_kind import RowKind
 from featsync.world import World
@@ -37,7 +37,7 @@ __all__ = ["bring_together"]
 
 _WHERE = "featsync.PartitionedFeature"
 
-# Parts by rank; all of them in one, where that is by ids; and what went wrong.
+# Parts by rank; all of them in one, where they are; and what went wrong.
 _Shared = tuple[dict[int, torch.Tensor], SharedTensor | None, Exception | None]
 
 
@@ -237,5 +237,4 @@ def _copied(rows: torch.Tensor, partition: Partition, world: World, timeout: flo
             readable[rank] = joint.tensor[start : start + partition.sizes[rank]]
             start += partition.sizes[rank]
         readable[world.rank].copy_(rows.detach())
-    holds_all = len(ranks) == world.size and isinstance(partition, RangePartition)
-    return readable, joint if holds_all else None, problem
+    return readable, joint if len(ranks) == world.size else None, problem

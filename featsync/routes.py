@@ -23,13 +23,15 @@ class Route:
     Attributes:
         by_rank: For each other rank that holds rows the name of a transport.
         table: What to read: an ordinary table where this machine's memory holds all rows in order
-            of their ids, so that nobody has to look whose they are.
+            of their ids, so that nobody has to look where they are.
         why: The reason, in words.
+        reads_whole: Whether all rows are read out of this machine's memory, by their places.
     """
 
     by_rank: Mapping[int, str]
     table: TensorTable | PartitionedTable
     why: str
+    reads_whole: bool = False
 
     def is_far(self, ids: Ids) -> Mask:
         """``(ids,)``: which rows of a table that is split come from elsewhere, not from memory."""
@@ -76,12 +78,11 @@ def route_of(table: PartitionedTable, transport: str) -> Route:
     reads_all = all(TRANSPORTS[name].reads_memory for name in by_rank.values())
     whole = parts.whole
     if whole is not None and reads_all:
+        why = f"{why}; all parts lie in this machine's memory"
+        if not parts.partition.is_in_order:
+            return Route(by_rank, table, why, reads_whole=True)
         table_of_host = TensorTable(table.key, lambda: whole, parts.segment)
-        return Route(
-            by_rank,
-            table_of_host,
-            f"{why}; all parts lie in this machine's memory, in order of their ids",
-        )
+        return Route(by_rank, table_of_host, f"{why}, in order of their ids")
     how = ", ".join(f"rank {rank} by {name}" for rank, name in by_rank.items())
     return Route(by_rank, table, f"{how or 'this rank holds all rows'}: {why}")
 

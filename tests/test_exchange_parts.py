@@ -18,6 +18,7 @@ from featsync.exchange.served import Served
 from featsync.exchange.split import split_by_rank
 from featsync.partition import RangePartition
 from featsync.row_kind import RowKind
+from support.exchange import gather
 from support.strategies import partitions
 
 LIMITS = st.sampled_from([1, 300, 70_000, 2**31, 2**33])
@@ -170,14 +171,14 @@ def test_an_owner_sends_what_was_announced_and_is_still_wanted_once():
     announced(served, 3, 0, 5, [(0, [1, 4, 9]), (1, [0, 0, 2])])
     buffer = torch.empty(16 + 16, dtype=torch.uint8)
 
-    served.gather(3, order_of(0, 5, [[1, 0, 1], None]), buffer)
+    gather(served, 3, order_of(0, 5, [[1, 0, 1], None]), buffer)
 
     rows = list(unpack(buffer, [2, 3], [RowKind((2,), x.dtype), RowKind((), y.dtype)]))
     assert torch.equal(rows[0], x[[1, 9]])
     assert torch.equal(rows[1], y[[0, 0, 2]])
     assert served.rows_sent == served.rows_read == 5
     with pytest.raises(PlanError, match="minibatch 5 were ordered but not announced"):
-        served.gather(3, order_of(0, 5), buffer)
+        gather(served, 3, order_of(0, 5), buffer)
 
 
 def test_an_order_of_another_size_than_the_owner_would_send_is_refused():
@@ -185,7 +186,7 @@ def test_an_order_of_another_size_than_the_owner_would_send_is_refused():
     served.add(0, torch.zeros(10, 2))
     announced(served, 1, 0, 0, [(0, [1, 2])])
     with pytest.raises(PlanError, match=r"8 bytes were ordered where .* are 16"):
-        served.gather(1, order_of(0, 0), torch.empty(8, dtype=torch.uint8))
+        gather(served, 1, order_of(0, 0), torch.empty(8, dtype=torch.uint8))
 
 
 def test_what_an_iteration_or_a_rank_announced_is_forgotten_with_it():
@@ -199,7 +200,7 @@ def test_what_an_iteration_or_a_rank_announced_is_forgotten_with_it():
     served.forget(1, 7)  # announced nothing
     served.lose(2)
 
-    served.gather(1, order_of(1, 0), buffer)
+    gather(served, 1, order_of(1, 0), buffer)
     for rank, session in ((1, 0), (2, 0)):
         with pytest.raises(PlanError, match="not announced"):
-            served.gather(rank, order_of(session, 0), buffer)
+            gather(served, rank, order_of(session, 0), buffer)

@@ -13,6 +13,7 @@ from featsync.exchange.packing import packed_bytes, unpack
 from featsync.exchange.recent import RecentRows, arranged
 from featsync.exchange.served import Served
 from featsync.row_kind import RowKind
+from support.exchange import gather
 from test_exchange_parts import announced, order_of
 
 TABLE = torch.arange(80.0).reshape(40, 2)
@@ -23,7 +24,7 @@ def order(served, rank, batch, rows, mask=None):
     taken = list(rows if mask is None else itertools.compress(rows, mask))
     layout = [len(taken)], [RowKind((2,), TABLE.dtype)]
     buffer = torch.empty(packed_bytes(*layout), dtype=torch.uint8)
-    (masks,) = served.gather(rank, order_of(0, batch, [mask]), buffer)
+    (masks,) = gather(served, rank, order_of(0, batch, [mask]), buffer)
     came = np.array(taken, np.int64)[arranged(len(taken), masks)]
     assert torch.equal(next(iter(unpack(buffer, *layout))), TABLE[came])
     return set(taken)
@@ -77,11 +78,11 @@ def test_a_rank_far_behind_has_its_rows_read_again():
     rows = np.arange(10)
     for step in range(4):
         target = torch.empty(10, 2)
-        recent.gather(step, TABLE, rows, target, is_kept=True)
+        gather(recent, step, TABLE, rows, target, True)
     assert recent.rows_read == 40
     for step, read in ((3, 0), (0, 10)):
         target = torch.empty(10, 2)
         before = recent.rows_read
-        recent.gather(step, TABLE, rows, target, is_kept=False)
+        gather(recent, step, TABLE, rows, target, False)
         assert torch.equal(target, TABLE[:10])
         assert recent.rows_read - before == read

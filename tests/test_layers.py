@@ -45,7 +45,14 @@ HOSTED = (
 # its modules. What is not named here is the top: nothing named here may import it.
 LAYERS = (
     ("featsync.errors", "featsync.mover"),
-    ("featsync.retention", "featsync.move", "featsync.pool", "featsync.segment", "featsync.clock"),
+    (
+        "featsync.retention",
+        "featsync.move",
+        "featsync.pool",
+        "featsync.row_items",
+        "featsync.segment",
+        "featsync.clock",
+    ),
     (
         "featsync.row_kind",
         "featsync.partition",

@@ -44,7 +44,7 @@ def test_a_rank_that_lives_but_whose_rows_cannot_come_is_named(monkeypatch):
         arrival = engine.ask(1, {"kind": "order"}, (), torch.empty(1, dtype=torch.uint8))
 
         with pytest.raises(PeerError, match="rank 0 is cut off from the rows of rank 1") as caught:
-            engine.wait(arrival, session)
+            list(engine.wait(arrival, session))
 
     assert caught.value.peer == "rank 1"
 

@@ -5,8 +5,10 @@ Read in this order::
     split         whose are the wanted rows?                        a pure decision
     id_code       row numbers as bytes                              pure
     packing       rows of several features in one buffer            pure
+    portions      that buffer in a few messages                     pure
     addresses     where this rank is reached
     frames        messages between two ranks
+    traffic       counts of messages and bytes
     links         connections to all ranks, which tell of every death
     served        the owner's side: what was announced, rows out of the table
     sender        what was ordered, posted

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from featsync.errors import PeerError
 from featsync.exchange.faults import cut_off, gone, silent
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
+from featsync.exchange.portions import portion_ends
 from featsync.exchange.sender import time_limit
 from featsync.exchange.vigil import LOOK_S, Vigil
 from featsync.world import World
@@ -33,7 +36,7 @@ class Arrival:
         rank: Who was asked.
         tag: By which order and rows are matched.
         buffer: ``(num_bytes,)`` uint8, where the rows land.
-        work: The posted receive; ``None`` if the rank was gone already.
+        works: The posted receives, one a portion; none if the rank was gone already.
         is_named: Whether the owner has said that the rows are under way.
         error: Why they will not come.
         masks: How the rows of each part are arranged, see `arranged`; known when they have come.
@@ -42,7 +45,7 @@ class Arrival:
     rank: int
     tag: int
     buffer: torch.Tensor
-    work: Any = None
+    works: list[Any] = field(default_factory=list)
     is_named: bool = False
     error: PeerError | None = None
     masks: list[list[NDArray[np.bool_]]] = field(default_factory=list)
@@ -74,8 +77,12 @@ class Arrivals:
         with self._changed:
             tag = self._next_tag[rank] = (self._next_tag[rank] + 2) % _TAGS
             arrival = Arrival(rank, tag, buffer)
+            ends = portion_ends(buffer.numel())
             try:
-                arrival.work = self._group.recv([buffer], rank, tag)
+                arrival.works = [
+                    self._group.recv([buffer[start:end]], rank, tag)
+                    for start, end in pairwise([0, *ends])
+                ]
             except RuntimeError:
                 arrival.error = self._why_cut_off(rank)
                 return arrival
@@ -85,14 +92,17 @@ class Arrivals:
                 arrival.error = gone(self._world, rank)
             return arrival
 
-    def wait(self, arrival: Arrival, vigil: Vigil) -> None:
-        """Block until the rows are in their buffer.
+    def wait(self, arrival: Arrival, vigil: Vigil) -> Iterator[int]:
+        """Block until some rows are in their buffer, and again until all of them are.
+
+        Yields:
+            Each time, how many bytes of the buffer are there.
 
         Raises:
             PeerError: They will not come.
             PeerTimeoutError: The owner gave no sign of life for too long.
         """
-        rank = arrival.rank
+        rank, buffer = arrival.rank, arrival.buffer
         try:
             with self._changed:
                 while not arrival.is_named and arrival.error is None:
@@ -101,17 +111,25 @@ class Arrivals:
                         vigil.look()
             if arrival.error is not None:
                 raise arrival.error
-            limit = time_limit(self._timeout, arrival.buffer)
-            named = time.monotonic()
-            arrival.work.wait(limit)
-        except RuntimeError as error:
-            if time.monotonic() - named >= limit.total_seconds():
-                raise silent(self._world, rank, self._timeout) from error
-            raise self._why_cut_off(rank) from error
+            ends = portion_ends(buffer.numel())
+            for work, (start, end) in zip(arrival.works, pairwise([0, *ends]), strict=True):
+                self._wait_for(work, rank, buffer)
+                self._links.meter.count_received("rows", end - start)
+                yield end
         finally:
             with self._changed:
                 self._arrivals.pop((rank, arrival.tag), None)
-        arrival.work = None
+        arrival.works = []
+
+    def _wait_for(self, work: Any, rank: int, buffer: torch.Tensor) -> None:
+        limit = time_limit(self._timeout, buffer)
+        begun = time.monotonic()
+        try:
+            work.wait(limit)
+        except RuntimeError as error:
+            if time.monotonic() - begun >= limit.total_seconds():
+                raise silent(self._world, rank, self._timeout) from error
+            raise self._why_cut_off(rank) from error
 
     def _why_cut_off(self, rank: int) -> PeerError:
         """The connection for rows is broken; that for words soon tells whether the process is."""

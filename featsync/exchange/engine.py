@@ -3,9 +3,9 @@
 It works on a thread of its own, whether the rank iterates, computes, or has left its loop::
 
     asks (any thread)                         owner's engine
-    post the receive, then ── order ───────▶  gather the rows, post the send
+    post the receive, then ── order ───────▶  look whether they are there
     wait until it is named ◀── sent ────────  (or what went wrong)
-    wait for the rows      ◀══ rows ════════  isend / irecv on a group of featsync's own
+    wait for the rows      ◀══ rows ════════  gather, and isend / irecv on a group of featsync's own
 
 Rows never come unasked, nor in a size that was not agreed: the order names it, and the owner
 checks. They are matched by a tag that both sides take from the order. A receive is posted before
@@ -23,7 +23,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -40,6 +40,7 @@ from featsync.exchange.links import Links
 from featsync.exchange.rooms import handle_from
 from featsync.exchange.sender import Sender
 from featsync.exchange.served import Served
+from featsync.exchange.traffic import Traffic
 from featsync.exchange.vigil import LOOK_S, Vigil
 from featsync.profile import Profile
 from featsync.segment import SegmentHandle
@@ -96,6 +97,11 @@ class Engine:
         # Like atexit, and in processes that multiprocessing started as well.
         Finalize(None, self.leave, exitpriority=_EXIT_PRIORITY)
 
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank sent and received so far."""
+        return self._links.meter.read()
+
     def open_session(self) -> int:
         """Number a loader's iteration, for the ranks that it asks; see `close_session`."""
         session = next(self._sessions)
@@ -140,7 +146,7 @@ class Engine:
             words: Of the order; ``tag`` and ``num_bytes`` are added.
             numbers: Of the order.
             buffer: ``(num_bytes,)`` uint8, at least one byte, for the rows: the engine's until
-                `wait` has returned.
+                `wait` is through.
         """
         arrival = self._arrivals.post(rank, buffer)
         if arrival.error is None:
@@ -148,18 +154,14 @@ class Engine:
             self._links.send(rank, words, numbers)
         return arrival
 
-    def wait(self, arrival: Arrival, session: int) -> None:
-        """Block until ordered rows are in their buffer.
+    def wait(self, arrival: Arrival, session: int) -> Iterator[int]:
+        """Block until some of the ordered rows are there, and so on; see `Arrivals.wait`.
 
         Args:
             arrival: What `ask` gave.
             session: The iteration that asked.
-
-        Raises:
-            PeerError: The rank cannot send them, or its process has ended.
-            PeerTimeoutError: It gave no sign of life for too long.
         """
-        self._arrivals.wait(arrival, self.vigil(arrival.rank, session))
+        return self._arrivals.wait(arrival, self.vigil(arrival.rank, session))
 
     def vigil(self, rank: int, session: int | None = None) -> Vigil:
         """Begin to wait for a rank; see `Vigil`."""

@@ -38,11 +38,13 @@ class Frame(NamedTuple):
 
     Attributes:
         words: What it says; ``words["kind"]`` tells what it is.
-        numbers: ``(num_bytes,)``, the reader's own.
+        numbers: ``(n,)``, the reader's own.
+        num_bytes: All that it took.
     """
 
     words: dict[str, Any]
     numbers: NDArray[np.uint8]
+    num_bytes: int
 
 
 def encode_frame(words: dict[str, Any], numbers: Sequence[NDArray[np.uint8]] = ()) -> bytes:
@@ -105,4 +107,5 @@ class FrameReader:
         self._in_header = True
         self._buffer = bytearray(_HEADER.size)
         words = json.loads(bytes(buffer[: self._text_bytes]))
-        return Frame(words, np.frombuffer(buffer, np.uint8)[self._text_bytes :])
+        numbers = np.frombuffer(buffer, np.uint8)[self._text_bytes :]
+        return Frame(words, numbers, _HEADER.size + len(buffer))

@@ -16,13 +16,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featsync.errors import PeerError, PeerTimeoutError
 from featsync.exchange.frames import Frame, FrameReader, encode_frame
+from featsync.exchange.traffic import Meter
 from featsync.world import World
 
 __all__ = ["Links"]
@@ -32,6 +33,11 @@ _RANK_BYTES = 4
 _SEND_PORTION = 1 << 18
 
 
+class _Outgoing(NamedTuple):
+    kind: str
+    data: bytes
+
+
 class _Peer:
     """One connection; only the thread that polls touches the socket."""
 
@@ -39,7 +45,7 @@ class _Peer:
         self.name = name
         self.connection = connection
         self.reader = FrameReader(name)
-        self.outgoing: deque[bytes] = deque()  # appended by any thread
+        self.outgoing: deque[_Outgoing] = deque()  # appended by any thread
         self.sent_of_first = 0
         self.last_heard = time.monotonic()
         self.is_open = True
@@ -53,9 +59,13 @@ class Links:
     Args:
         connections: To each other rank.
         names: Of the other ranks, for errors.
+
+    Attributes:
+        meter: Counts what goes over the connections, and what others have counted with it.
     """
 
     def __init__(self, connections: dict[int, socket.socket], names: dict[int, str]) -> None:
+        self.meter = Meter()
         self._peers = {rank: _Peer(names[rank], link) for rank, link in connections.items()}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Not closed before nobody can write to it: another file might have its number by then. Nor
@@ -122,8 +132,18 @@ class Links:
         """Queue a message and return; one to a rank that is gone is dropped. Takes no lock."""
         peer = self._peers[rank]
         if peer.is_open:
-            peer.outgoing.append(encode_frame(words, numbers))
+            peer.outgoing.append(_Outgoing(words["kind"], encode_frame(words, numbers)))
             self.wake()
+
+    def push(self, rank: int) -> None:
+        """Send now what is queued for a rank, as far as that goes without waiting.
+
+        Only in the thread that polls, which will see if the connection breaks.
+        """
+        peer = self._peers[rank]
+        if peer.is_open:
+            with contextlib.suppress(OSError):
+                self._flush(peer)
 
     def wake(self) -> None:
         """Make `poll` return soon; takes no lock, so that finalizers may call it."""
@@ -152,10 +172,11 @@ class Links:
             peer = self._peers[key.data]
             try:
                 if events & selectors.EVENT_WRITE:
-                    _flush(peer)
+                    self._flush(peer)
                 if events & selectors.EVENT_READ:
                     for frame in peer.reader.read(peer.connection):
                         peer.last_heard = time.monotonic()
+                        self.meter.count_received(frame.words.get("kind", ""), frame.num_bytes)
                         arrived.append((key.data, frame))
             except (EOFError, OSError, PeerError):
                 self._drop(peer)
@@ -186,18 +207,18 @@ class Links:
             peer.connection.close()
             peer.outgoing.clear()
 
-
-def _flush(peer: _Peer) -> None:
-    while peer.outgoing:
-        first = memoryview(peer.outgoing[0])
-        portion = first[peer.sent_of_first : peer.sent_of_first + _SEND_PORTION]
-        try:
-            peer.sent_of_first += peer.connection.send(portion)
-        except BlockingIOError:
-            return
-        if peer.sent_of_first == len(first):
-            peer.outgoing.popleft()
-            peer.sent_of_first = 0
+    def _flush(self, peer: _Peer) -> None:
+        while peer.outgoing:
+            kind, data = peer.outgoing[0]
+            portion = memoryview(data)[peer.sent_of_first : peer.sent_of_first + _SEND_PORTION]
+            try:
+                peer.sent_of_first += peer.connection.send(portion)
+            except BlockingIOError:
+                return
+            if peer.sent_of_first == len(data):
+                peer.outgoing.popleft()
+                peer.sent_of_first = 0
+                self.meter.count_sent(kind, len(data))
 
 
 def _call(world: World, rank: int, offer: tuple[str, int, bytes], deadline: float) -> socket.socket:

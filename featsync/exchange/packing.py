@@ -8,7 +8,7 @@ import torch
 
 from featsync.row_kind import RowKind
 
-__all__ = ["packed_bytes", "unpack"]
+__all__ = ["packed_bytes", "rows_within", "unpack"]
 
 _ALIGNMENT = 16  # bytes: the largest element there is
 
@@ -37,6 +37,17 @@ def unpack(
         else:
             yield torch.empty(shape, dtype=kind.dtype)
         start += _aligned(num_bytes)
+
+
+def rows_within(num_bytes: int, counts: Sequence[int], kinds: Sequence[RowKind]) -> list[int]:
+    """How many rows of each kind the first bytes of a buffer hold whole."""
+    start = 0
+    found = []
+    for count, kind in zip(counts, kinds, strict=True):
+        there = max(0, num_bytes - start) // kind.num_bytes if kind.num_bytes else count
+        found.append(min(count, there))
+        start += _aligned(count * kind.num_bytes)
+    return found
 
 
 def _aligned(num_bytes: int) -> int:

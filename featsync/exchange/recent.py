@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featsync.exchange.portions import Read
+
 __all__ = ["RecentRows", "arranged"]
 
 _MAX_STEPS = 2  # of which rows are kept: a rank that is farther behind has its rows read again
@@ -41,15 +43,15 @@ class RecentRows:
         self._steps: dict[int, list[_Gathered]] = {}
         self.rows_read = 0
 
-    def gather(
+    def find(
         self,
         step: int,
         table: torch.Tensor,
         rows: NDArray[np.int64],
         target: torch.Tensor,
         is_kept: bool,
-    ) -> list[NDArray[np.bool_]]:
-        """Put rows of a table into a tensor, those first that were gathered already.
+    ) -> tuple[list[NDArray[np.bool_]], list[Read]]:
+        """Say how to put rows of a table into a tensor, those first that were gathered already.
 
         Args:
             step: Which of the step's rows may be there.
@@ -60,23 +62,25 @@ class RecentRows:
                 until `let_go`.
 
         Returns:
-            How they are arranged, see `arranged`.
+            How they are arranged, see `arranged`; and what is to be read, in the order in which it
+            stands in ``target``, before this is called again.
         """
         masks = []
+        reads = []
         start = 0
         for known in self._steps.get(step, ()):
             at, is_known = _find(rows, known.rows)
             end = start + int(np.count_nonzero(is_known))
-            _read(known.values, at[is_known], target[start:end])
+            reads.append(Read(known.values, at[is_known], target[start:end]))
             start, rows = end, rows[~is_known]
             masks.append(is_known)
-        _read(table, rows, target[start:])
+        reads.append(Read(table, rows, target[start:]))
         self.rows_read += len(rows)
         if is_kept:
             self._steps.setdefault(step, []).append(_Gathered(rows, target[start:]))
             while len(self._steps) > _MAX_STEPS:
                 del self._steps[min(self._steps)]
-        return masks
+        return masks, reads
 
     def let_go(self, steps: Collection[int]) -> None:
         """Keep rows of these steps only: nobody will order the others."""
@@ -111,8 +115,3 @@ def _find(
         return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
     at = np.minimum(np.searchsorted(among, rows), len(among) - 1)
     return at, among.take(at) == rows
-
-
-def _read(source: torch.Tensor, rows: NDArray[np.int64], target: torch.Tensor) -> None:
-    if target.numel():
-        torch.index_select(source, 0, torch.from_numpy(rows), out=target)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from featsync.errors import FeatsyncError
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
+from featsync.exchange.portions import by_portion, portion_ends
 from featsync.exchange.served import Served
 from featsync.pool import Pool
 from featsync.world import World
@@ -48,30 +51,42 @@ class Sender:
         self._served = served
         self._timeout = timeout
         self._blocks = Pool()
-        self._sends: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
+        self._sends: dict[int, deque[tuple[list[Any], torch.Tensor]]] = {}
 
     def send(self, rank: int, order: Frame) -> None:
-        """Send what was ordered, and say that it is under way.
+        """Say that what was ordered is under way, and send it.
 
         Raises:
             PlanError: The order does not fit what was announced.
         """
         words = order.words
+        tag, num_bytes = words["tag"], words["num_bytes"]
         sends = self._sends.setdefault(rank, deque())
         while len(sends) >= _MAX_SENDS:
-            work, sent = sends.popleft()
-            work.wait(time_limit(self._timeout, sent))
-            del work  # before the tensor, so that nothing of C++ outlives Python's hold on it
-        buffer = self._blocks.take((words["num_bytes"],), torch.uint8)
-        masks = self._served.gather(rank, order, buffer)
-        sends.append((self._group.send([buffer], rank, words["tag"]), buffer))
-        packed = [[np.packbits(mask) for mask in of_part] for of_part in masks]
+            works, sent = sends.popleft()
+            for work in works:
+                work.wait(time_limit(self._timeout, sent))
+            del work, works  # before the tensor: nothing of C++ may outlive Python's hold on it
+        buffer = self._blocks.take((num_bytes,), torch.uint8)
+        masks, reads = self._served.find(rank, order, buffer)
+        self._say_sent(rank, tag, masks)
+        works = []
+        ends = portion_ends(num_bytes)
+        for (start, end), portion in zip(
+            pairwise([0, *ends]), by_portion(reads, buffer, ends), strict=True
+        ):
+            for read in portion:
+                read.carry_out()
+            works.append(self._group.send([buffer[start:end]], rank, tag))
+        sends.append((works, buffer))
+        self._links.meter.count_sent("rows", num_bytes, len(works))
+
+    def _say_sent(self, rank: int, tag: int, masks: list[list[NDArray[np.bool_]]]) -> None:
+        """Name the rows, before the first of them: whoever waits can put them away as they come."""
+        packed = [np.packbits(mask) for of_part in masks for mask in of_part]
         lengths = [[len(mask) for mask in of_part] for of_part in masks]
-        self._links.send(
-            rank,
-            {"kind": "sent", "tag": words["tag"], "masks": lengths},
-            [mask for of_part in packed for mask in of_part],
-        )
+        self._links.send(rank, {"kind": "sent", "tag": tag, "masks": lengths}, packed)
+        self._links.push(rank)
 
     def refuse(self, rank: int, frame: Frame | None, error: Exception) -> None:
         """Say why an order is not carried out; whoever still waits for it raises that."""

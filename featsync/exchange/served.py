@@ -15,6 +15,7 @@ from featsync.errors import PlanError
 from featsync.exchange.frames import Frame
 from featsync.exchange.id_code import decode
 from featsync.exchange.packing import packed_bytes, unpack
+from featsync.exchange.portions import Read
 from featsync.exchange.recent import RecentRows
 from featsync.exchange.rooms import Rooms, room_prefix
 from featsync.row_kind import RowKind
@@ -82,20 +83,23 @@ class Served:
         batches = self._announced.setdefault((rank, words["session"]), {})
         batches[words["batch"]] = parts
 
-    def gather(self, rank: int, frame: Frame, buffer: torch.Tensor) -> list[list[Mask]]:
-        """Put rows that were announced into a buffer, but for those the rank has by now.
+    def find(
+        self, rank: int, frame: Frame, buffer: torch.Tensor
+    ) -> tuple[list[list[Mask]], list[Read]]:
+        """Say how to put rows that were announced into a buffer, but those the rank has by now.
 
         Args:
             rank: Who ordered.
             frame: The order: for each part a bit an id, or all of them.
-            buffer: ``(num_bytes,)``, as many bytes as the order says; only to be read from then
-                on.
+            buffer: ``(num_bytes,)``, as many bytes as the order says; only to be read once it is
+                full.
 
         Returns:
-            How the rows of each part are arranged, see `arranged`.
+            How the rows of each part are arranged, see `arranged`; and what is to be read, in the
+            order in which it stands in ``buffer``, before this is called again.
 
         Raises:
-            PlanError: They were not announced, or are not as many as ordered.
+            PlanError: They were not announced, are not there, or are not as many as ordered.
         """
         words = frame.words
         batches: Mapping[int, Any] = self._announced.get((rank, words["session"]), {})
@@ -114,16 +118,24 @@ class Served:
                 f"{buffer.numel()} bytes were ordered where {counts} rows of {kinds} are "
                 f"{packed_bytes(counts, kinds)}: please report it"
             )
+        for (_, rows), table in zip(wanted, tables, strict=True):
+            if len(rows) and int(rows.max()) >= len(table):
+                raise PlanError(
+                    f"row {int(rows.max())} was ordered of a part of {len(table)} rows: please "
+                    "report it"
+                )
         targets = unpack(buffer, counts, kinds)
         ahead = self._steps_ahead()
         step = words["batch"]
-        masks = []
+        all_masks, all_reads = [], []
         for (number, rows), table, target in zip(wanted, tables, targets, strict=True):
             recent = self._recent.setdefault(number, RecentRows())
-            masks.append(recent.gather(step, table, rows, target, is_kept=step in ahead))
+            masks, reads = recent.find(step, table, rows, target, is_kept=step in ahead)
+            all_masks.append(masks)
+            all_reads += reads
             recent.let_go(ahead)
             self.rows_sent += len(rows)
-        return masks
+        return all_masks, all_reads
 
     def forget(self, rank: int, session: int) -> None:
         """Drop what a loader's iteration announced: it is over."""

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from featsync.errors import FeatureError
-from featsync.partition import Partition
+from featsync.partition import Partition, Places
 
-__all__ = ["Repeats", "RowsOfRank", "split_by_rank"]
+__all__ = ["Repeats", "RowsOfRank", "places_of", "split_by_rank"]
 
 
 class Repeats(NamedTuple):
@@ -66,29 +66,49 @@ def split_by_rank(what: str, ids: Sequence[torch.Tensor], partition: Partition) 
     Raises:
         FeatureError: An id lies outside the table.
     """
+    places = places_of(what, ids, partition)
+    # In order of places is by rank, and by row within each. Of 300,000 numbers of 32 bits torch
+    # sorts in 2 ms, of 64 bits in 4, NumPy in 20 and more.
+    by_place, positions = torch.sort(torch.from_numpy(places))
+    in_order = by_place.numpy()
+    starts = partition.starts.astype(places.dtype)
+    ends = [*np.searchsorted(in_order, starts[1:]), len(places)]
+    found = []
+    begin = 0
+    for rank, end in enumerate(ends):
+        if end > begin:
+            rows = np.subtract(in_order[begin:end], starts[rank], dtype=np.int64)
+            found.append(_each_once(rank, rows, positions[begin:end].numpy()))
+        begin = end
+    return found
+
+
+def places_of(what: str, ids: Sequence[torch.Tensor], partition: Partition) -> Places:
+    """Find the places of wanted rows.
+
+    Args:
+        what: Name of the feature, for errors.
+        ids: ``(n,)`` int32 or int64 each.
+        partition: Who holds what.
+
+    Returns:
+        ``(n,)`` of all ids together, as narrow as the table allows.
+
+    Raises:
+        FeatureError: An id lies outside the table.
+    """
     joined = ids[0] if len(ids) == 1 else torch.cat(list(ids))
-    wanted = joined.cpu().numpy().astype(np.int64, copy=False)
-    if len(wanted) == 0:
-        return []
-    low, high = int(wanted.min()), int(wanted.max())
-    if low < 0 or high >= partition.num_rows:
-        outside = low if low < 0 else high
-        raise FeatureError(
-            f"feature {what}: id {outside} is outside its table of {partition.num_rows} rows "
-            f"(allowed 0 to {partition.num_rows - 1}): table and graph do not match"
-        )
-    ranks, rows = partition.locate(wanted)
-    # By row first, then stably by rank. Of 300,000 rows torch sorts in 4 ms, NumPy in 23; NumPy's
-    # stable sort of 16 bits is a radix sort and takes 2.
-    by_row = torch.sort(torch.from_numpy(rows)).indices.numpy()
-    order = by_row[np.argsort(ranks[by_row], kind="stable")]
-    counts = np.bincount(ranks, minlength=partition.num_ranks)
-    ends = np.cumsum(counts)
-    return [
-        _each_once(int(rank), rows[part], part)
-        for rank in np.flatnonzero(counts)
-        for part in [order[ends[rank] - counts[rank] : ends[rank]]]
-    ]
+    wanted = joined.cpu().numpy()
+    if len(wanted):
+        low, high = int(wanted.min()), int(wanted.max())
+        if low < 0 or high >= partition.num_rows:
+            outside = low if low < 0 else high
+            raise FeatureError(
+                f"feature {what}: id {outside} is outside its table of {partition.num_rows} rows "
+                f"(allowed 0 to {partition.num_rows - 1}): table and graph do not match"
+            )
+    places = partition.places_of(wanted)
+    return places if partition.num_rows > 1 << 31 else places.astype(np.int32, copy=False)
 
 
 def _each_once(rank: int, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> RowsOfRank:

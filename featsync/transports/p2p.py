@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from featsync.exchange.arrival import Arrival
 from featsync.exchange.engine import Engine
 from featsync.exchange.id_code import encode
-from featsync.exchange.packing import packed_bytes, unpack
+from featsync.exchange.packing import packed_bytes, rows_within, unpack
 from featsync.exchange.recent import arranged
 from featsync.move import Call
 from featsync.partitioned_table import PartitionedTable
 from featsync.pool import Pool
+from featsync.row_items import put_rows
 from featsync.row_kind import RowKind
 from featsync.transports.contract import Fetches, Landing, Pull, Transport
 
@@ -103,23 +105,35 @@ class _Order:
         self._arrival = self._engine.ask(self._rank, words, given, buffer)
 
     def land(self) -> None:
-        """Wait for the rows and put them in place."""
-        if self._arrival is None:
+        """Wait for the rows and put them in place, those first that come first."""
+        arrival, self._arrival = self._arrival, None
+        if arrival is None:
             return
-        self._engine.wait(self._arrival, self._session)
-        views = unpack(self._arrival.buffer, *self._layout())
-        masks = self._arrival.masks
-        for landing, rows, of_part in zip(self._landings, views, masks, strict=True):
-            target, places = landing.target, landing.positions
-            if of_part:
-                places = places.take(arranged(len(places), of_part))
-            positions = torch.from_numpy(places)
-            target.index_copy_(0, positions.to(target.device), rows.to(target.device))
-        self._arrival = None
+        layout = self._layout()
+        views = list(unpack(arrival.buffer, *layout))
+        places: list[torch.Tensor] = []
+        placed = [0] * len(views)
+        for num_bytes in self._engine.wait(arrival, self._session):
+            if not places:
+                places = [
+                    torch.from_numpy(_arranged(landing.positions, masks))
+                    for landing, masks in zip(self._landings, arrival.masks, strict=True)
+                ]
+            for i, end in enumerate(rows_within(num_bytes, *layout)):
+                part = slice(placed[i], end)
+                put_rows(self._landings[i].target, places[i][part], views[i][part])
+                placed[i] = end
 
     def _layout(self) -> tuple[list[int], list[RowKind]]:
         counts = [len(landing.rows) for landing in self._landings]
         return counts, [landing.pull.table.kind for landing in self._landings]
+
+
+def _arranged(
+    positions: NDArray[np.int64], masks: Sequence[NDArray[np.bool_]]
+) -> NDArray[np.int64]:
+    """Where rows go, in the order in which they come."""
+    return positions.take(arranged(len(positions), masks)) if masks else positions
 
 
 def _by_rank(wanted: Sequence[Any]) -> list[tuple[int, list[Any]]]:

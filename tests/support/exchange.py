@@ -35,6 +35,14 @@ def tables_of(rank, num_ranks, how, timeout=20.0):
     return engine, tables
 
 
+def gather(finder, *args):
+    """Have rows found, and read; say how they are arranged."""
+    masks, reads = finder.find(*args)
+    for read in reads:
+        read.carry_out()
+    return masks
+
+
 class Reader:
     """Announces and fetches minibatches of random ids, and compares."""
 
