@@ -130,7 +130,7 @@ class Engine:
         self, rank: int, words: dict[str, Any], numbers: Sequence[NDArray[np.uint8]] = ()
     ) -> None:
         """Send a message and return."""
-        self._links.send(rank, words, numbers)
+        self._links.send_now(rank, words, numbers)
 
     def ask(
         self,
@@ -151,7 +151,7 @@ class Engine:
         arrival = self._arrivals.post(rank, buffer)
         if arrival.error is None:
             words = {**words, "tag": arrival.tag, "num_bytes": buffer.numel()}
-            self._links.send(rank, words, numbers)
+            self._links.send_now(rank, words, numbers)
         return arrival
 
     def wait(self, arrival: Arrival, session: int) -> Iterator[int]:

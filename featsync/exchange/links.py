@@ -12,6 +12,7 @@ import os
 import secrets
 import selectors
 import socket
+import threading
 import time
 import weakref
 from collections import deque
@@ -39,7 +40,7 @@ class _Outgoing(NamedTuple):
 
 
 class _Peer:
-    """One connection; only the thread that polls touches the socket."""
+    """One connection. The thread that polls reads and closes it, whoever holds `sending` sends."""
 
     def __init__(self, name: str, connection: socket.socket) -> None:
         self.name = name
@@ -47,12 +48,13 @@ class _Peer:
         self.reader = FrameReader(name)
         self.outgoing: deque[_Outgoing] = deque()  # appended by any thread
         self.sent_of_first = 0
+        self.sending = threading.Lock()
         self.last_heard = time.monotonic()
         self.is_open = True
 
 
 class Links:
-    """The connections of one rank. `send` from any thread; `poll` from one thread only.
+    """The connections of one rank. Messages are sent from any thread, polled from one only.
 
     Get one with `connect`.
 
@@ -130,20 +132,23 @@ class Links:
         self, rank: int, words: dict[str, Any], numbers: Sequence[NDArray[np.uint8]] = ()
     ) -> None:
         """Queue a message and return; one to a rank that is gone is dropped. Takes no lock."""
-        peer = self._peers[rank]
-        if peer.is_open:
-            peer.outgoing.append(_Outgoing(words["kind"], encode_frame(words, numbers)))
+        if self._queue(rank, words, numbers):
             self.wake()
 
-    def push(self, rank: int) -> None:
-        """Send now what is queued for a rank, as far as that goes without waiting.
+    def send_now(
+        self, rank: int, words: dict[str, Any], numbers: Sequence[NDArray[np.uint8]] = ()
+    ) -> None:
+        """Send a message from this thread, as far as that goes without waiting; else as `send`.
 
-        Only in the thread that polls, which will see if the connection breaks.
+        Spares the thread that polls a turn, and the message the wait for it. Not for finalizers.
         """
-        peer = self._peers[rank]
-        if peer.is_open:
-            with contextlib.suppress(OSError):
-                self._flush(peer)
+        if self._queue(rank, words, numbers):
+            try:
+                is_through = self._flush(self._peers[rank])
+            except OSError:
+                is_through = False  # the thread that polls will see it too, and say so
+            if not is_through:
+                self.wake()
 
     def wake(self) -> None:
         """Make `poll` return soon; takes no lock, so that finalizers may call it."""
@@ -200,25 +205,40 @@ class Links:
             self._drop(peer)
         self._selector.close()
 
+    def _queue(
+        self, rank: int, words: dict[str, Any], numbers: Sequence[NDArray[np.uint8]]
+    ) -> bool:
+        peer = self._peers[rank]
+        if peer.is_open:
+            peer.outgoing.append(_Outgoing(words["kind"], encode_frame(words, numbers)))
+        return peer.is_open
+
     def _drop(self, peer: _Peer) -> None:
         if peer.is_open:
             peer.is_open = False
             self._selector.unregister(peer.connection)
-            peer.connection.close()
-            peer.outgoing.clear()
+            with peer.sending:  # nobody may send to a number that soon is another file's
+                peer.connection.close()
+                peer.outgoing.clear()
 
-    def _flush(self, peer: _Peer) -> None:
-        while peer.outgoing:
-            kind, data = peer.outgoing[0]
-            portion = memoryview(data)[peer.sent_of_first : peer.sent_of_first + _SEND_PORTION]
-            try:
+    def _flush(self, peer: _Peer) -> bool:
+        """Send what is queued; whether nothing of it is left."""
+        if not peer.sending.acquire(blocking=False):
+            return False
+        try:
+            while peer.outgoing:
+                kind, data = peer.outgoing[0]
+                portion = memoryview(data)[peer.sent_of_first : peer.sent_of_first + _SEND_PORTION]
                 peer.sent_of_first += peer.connection.send(portion)
-            except BlockingIOError:
-                return
-            if peer.sent_of_first == len(data):
-                peer.outgoing.popleft()
-                peer.sent_of_first = 0
-                self.meter.count_sent(kind, len(data))
+                if peer.sent_of_first == len(data):
+                    peer.outgoing.popleft()
+                    peer.sent_of_first = 0
+                    self.meter.count_sent(kind, len(data))
+        except BlockingIOError:
+            return False
+        finally:
+            peer.sending.release()
+        return True
 
 
 def _call(world: World, rank: int, offer: tuple[str, int, bytes], deadline: float) -> socket.socket:

@@ -85,8 +85,7 @@ class Sender:
         """Name the rows, before the first of them: whoever waits can put them away as they come."""
         packed = [np.packbits(mask) for of_part in masks for mask in of_part]
         lengths = [[len(mask) for mask in of_part] for of_part in masks]
-        self._links.send(rank, {"kind": "sent", "tag": tag, "masks": lengths}, packed)
-        self._links.push(rank)
+        self._links.send_now(rank, {"kind": "sent", "tag": tag, "masks": lengths}, packed)
 
     def refuse(self, rank: int, frame: Frame | None, error: Exception) -> None:
         """Say why an order is not carried out; whoever still waits for it raises that."""
