@@ -14,10 +14,10 @@ from featsync.profile import VARIABLE, machine_name
 from support.graphs import (
     HandMade,
     assert_as_stock,
-    end_loader_workers,
     planned_loader,
     store_of,
 )
+from support.loader_workers import end_loader_workers
 from support.parts import PARTITIONS, partitioned
 from support.ranks import run_ranks
 
