@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from featsync import cli
 from featsync.calibration import command
 from featsync.calibration.errands import Errands
 from featsync.calibration.protocol import FetchPrepared, KeepFetching, Prepare, RunPython
-from featsync.calibration.rank import Rank
+from featsync.calibration.rank import Rank, fetch_until
 from featsync.calibration.ranks import Ranks
 from featsync.calibration.samples import LOCAL, Setting
 from featsync.errors import PeerError, PeerTimeoutError, PlanError
@@ -101,8 +102,7 @@ def fetch_by_every_way(rank):
         ran = worker.answer(RunPython(0.05, way, settings[0]))
         assert ran.work > 0
         assert ran.seconds > 0
-    kept = worker.answer(KeepFetching(0.05, "p2p" if rank else LOCAL, settings[1]))
-    facts["kept"] = kept.messages > 0
+    worker.answer(KeepFetching(0.05, "p2p" if rank else LOCAL, settings[1]))
     return facts
 
 
@@ -113,7 +113,14 @@ def test_every_transport_of_the_table_that_reaches_is_measured_and_its_rows_comp
         assert facts["tables"] == 2
         assert facts["p2p"] == facts["shared_memory"] == facts["copied"] == (3, True, 2)
         assert facts[LOCAL] == (3, True, 1)
-        assert facts["kept"]
+
+
+def test_messages_that_come_after_the_end_do_not_count():
+    fetched = []
+    errand = SimpleNamespace(messages=2, fetch=lambda: fetched.append(1))
+
+    assert fetch_until(lambda: len(fetched) == 4, errand) == 3 * 2
+    assert len(fetched) == 4
 
 
 # ---- ranks that go wrong ----

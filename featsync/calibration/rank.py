@@ -80,7 +80,7 @@ class Rank:
             errand = self._errands.make(request.beside, request.setting)
             is_over = threading.Event()
             with ThreadPoolExecutor(1, "mover") as mover:
-                moving = mover.submit(_fetch_until, is_over.is_set, errand)
+                moving = mover.submit(fetch_until, is_over.is_set, errand)
                 try:
                     work, seconds = run_python(request.seconds)
                 finally:
@@ -90,11 +90,11 @@ class Rank:
     def _keep_fetching(self, request: KeepFetching) -> Ran:
         errand = self._errands.make(request.way, request.setting, of=[_MEASURED])
         deadline = time.monotonic() + request.seconds
-        messages = _fetch_until(lambda: time.monotonic() > deadline, errand)
+        messages = fetch_until(lambda: time.monotonic() > deadline, errand)
         return Ran(work=0, seconds=request.seconds, messages=messages)
 
 
-def _fetch_until(is_over: Callable[[], bool], errand: Errand) -> int:
+def fetch_until(is_over: Callable[[], bool], errand: Errand) -> int:
     """Fetch again and again; give the messages that came before it was over."""
     messages = 0
     while True:
