@@ -20,15 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from lanes import Lane, shares, take_turns
 from records import write_json
 
-from featsync.bench.check_rows import check_minibatch
-from featsync.bench.measure import time_epoch
-from featsync.bench.steps import SimulatedStep, parse_simulated_step
+from featsync.bench.steps import parse_simulated_step
 from featsync.config import Config, load
-from featsync.feature_keys import feature_keys, without_feature_keys
+from featsync.feature_keys import without_feature_keys
 from featsync.loading import load_dataset
-from featsync.pipeline import build
 
 PIPELINES = Path(__file__).parent.parent / "pipelines"
 NAMES = ("synthetic_stock", "synthetic_featsync", "synthetic_process")
@@ -40,29 +38,6 @@ TINY = (
     "dataset.synthetic.edges=10000",
     "batch_size=20",
 )
-RESAMPLES = 10_000
-
-
-class Lane:
-    """One pipeline over a dataset that all lanes share."""
-
-    def __init__(self, name: str, config: Config, dataset: Any) -> None:
-        self.name = name
-        self.loader = build(config, dataset=dataset)
-        self.keys = feature_keys(config)
-        self.seconds: list[float] = []
-        self.num_minibatches = 0
-        self.wrong_rows = 0
-        self._store = dataset.features
-
-    def run(self, step: SimulatedStep, timed: bool) -> None:
-        """Run an epoch; rows of its last minibatch are compared after the clock stopped."""
-        times = time_epoch(self.loader, lambda _, minibatch: step(minibatch, lambda _: None))
-        self.num_minibatches = len(times.marks)
-        if timed:
-            self.seconds.append(times.wall_s)
-        for minibatch in times.held.values():
-            self.wrong_rows += check_minibatch(minibatch, self._store, self.keys).wrong
 
 
 def measure(
@@ -77,12 +52,14 @@ def measure(
     )
     configs = {name: load(PIPELINES / f"{name}.yaml", changes) for name in NAMES}
     dataset = load_dataset(configs[NAMES[0]])
-    floor = Lane("no features", without_feature_keys(configs[NAMES[1]]), dataset)
-    lanes = [floor, *(Lane(name, config, dataset) for name, config in configs.items())]
     busy = parse_simulated_step(step)
-    for turn in range(rounds + 1):
-        for lane in lanes:
-            lane.run(busy, timed=turn > 0)
+
+    def lane(name: str, config: Config) -> Lane:
+        return Lane(name, config, dataset, dataset.features, lambda one: busy(one, lambda _: None))
+
+    floor = lane("no features", without_feature_keys(configs[NAMES[1]]))
+    lanes = [floor, *(lane(name, config) for name, config in configs.items())]
+    take_turns(lanes, rounds)
     base = np.array(floor.seconds)
     costs = {lane.name: np.array(lane.seconds) - base for lane in lanes[1:]}
     stock = costs[NAMES[0]]
@@ -97,14 +74,6 @@ def measure(
         "share_of_stock": {name: shares(cost, stock) for name, cost in costs.items()},
         "wrong_rows": sum(lane.wrong_rows for lane in lanes),
     }
-
-
-def shares(cost: np.ndarray, stock: np.ndarray) -> dict[str, float]:
-    """Cost of a lane as a share of stock's: of all rounds, and within what 90 % of draws lie."""
-    draws = np.random.default_rng(0).integers(0, len(cost), (RESAMPLES, len(cost)))
-    found = cost[draws].mean(1) / stock[draws].mean(1)
-    low, high = np.quantile(found, [0.05, 0.95])
-    return {"all": float(cost.mean() / stock.mean()), "low": float(low), "high": float(high)}
 
 
 def main() -> None:
