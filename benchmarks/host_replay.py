@@ -184,7 +184,7 @@ def _shared(num_rows: int, caches: Caches, num_ranks: int) -> list[HostCache]:
     ranks = []
     for rank in range(num_ranks):
         lock = HostLock(mutex, rank, "the replayed cache", str)
-        uses = UsesOfRanks(memory.words, memory.clocks)
+        uses = UsesOfRanks(memory.words, memory.progress)
         place = (range(num_ranks), 0)
         ranks.append(HostCache(memory, lock, uses, levels, rank, place, str, PATIENCE_S))
     for cache in ranks:

@@ -35,7 +35,7 @@ class Machine:
         self.slots[:] = -1
         levels = CountedLevels(num_rows, num_slots, self.memory.counts, self.memory.totals)
         self.uses = [
-            UsesOfRanks(self.memory.words, self.memory.clocks) if knows_uses else NoUses()
+            UsesOfRanks(self.memory.words, self.memory.progress) if knows_uses else NoUses()
             for _ in range(num_ranks)
         ]
         self.directories = [

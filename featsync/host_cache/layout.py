@@ -2,7 +2,7 @@
 
 ::
 
-    clocks │ state │ totals │ signals │ place_of_row │ row_of_place │ keys │ fillers │ landings │
+    progress │ state │ totals │ signals │ place_of_row │ row_of_place │ keys │ fillers │ landings │
     readings │ words of uses │ counted uses │ slots
 
 Each begins on a line of 64 bytes. All is zeros at first.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from featsync.futex import LINE_BYTES
 from featsync.host_cache.directory import DirectoryArrays
-from featsync.host_cache.uses import word_type
+from featsync.host_cache.uses import Progress, word_type
 from featsync.row_kind import RowKind
 from featsync.signals import Signals
 
@@ -53,7 +53,7 @@ class CacheMemory:
         memory: ``(num_bytes(shape, kind),)`` uint8, zeros at first.
 
     Attributes:
-        clocks: ``(num_ranks,)`` int64, see `UsesOfRanks`.
+        progress: For `UsesOfRanks`.
         state: ``(1,)`` int64: not 0 if the cache cannot be trusted any more.
         signals: Two a rank: landings that are over, and readings.
         directory: For `Directory`.
@@ -74,7 +74,7 @@ class CacheMemory:
             return array
 
         num_ranks, num_rows, num_slots = shape.num_ranks, shape.num_rows, shape.num_slots
-        self.clocks = take(np.int64, num_ranks)
+        self.progress = Progress(*(take(np.int64, num_ranks) for _ in Progress._fields))
         self.state = take(np.int64, 1)
         self.totals = take(np.int64, 2)
         self.signals = Signals(take(np.uint8, Signals.num_bytes(2 * num_ranks)), 2 * num_ranks)
@@ -96,7 +96,7 @@ class CacheMemory:
         """How much memory a cache needs."""
         word_bytes = np.dtype(word_type(shape.window)).itemsize
         sizes = (
-            8 * shape.num_ranks,
+            *[8 * shape.num_ranks] * len(Progress._fields),
             8,
             16,
             Signals.num_bytes(2 * shape.num_ranks),

@@ -24,7 +24,7 @@ __all__ = ["CacheFinder"]
 
 # What each retention knows of uses to come.
 _USES: dict[str, Callable[[CacheMemory], Uses]] = {
-    "window": lambda memory: UsesOfRanks(memory.words, memory.clocks),
+    "window": lambda memory: UsesOfRanks(memory.words, memory.progress),
     "static": lambda memory: NoUses(),
 }
 

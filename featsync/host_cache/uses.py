@@ -1,20 +1,26 @@
 """Who of a machine's ranks will use which rows, and when: what all windows know together.
 
-Time counts minibatches, from 1. Each rank has its own clock, the time of the minibatch that it
-plans next; a rank that begins starts at the clock of those that are under way, so that ranks in
-step use rows at the same time. Bit ``time % num_bits`` of a row's word says that the rank uses it
-then::
+Bit ``turn % num_bits`` of a row's word says that the rank uses the row in its minibatch of that
+number::
 
-    words[rank, row]     0 0 1 0 0 1 0 0         planned at 5: used at 5 and at 10 (8 bits)
+    words[rank, row]     0 0 1 0 0 1 0 0         at turn 5: used at turns 5 and 10 (8 bits)
 
-A word has room for the window, so no bit means two minibatches. Who asks is told how many steps
-ahead of `now` a use lies, in one byte: wider arrays are what planning would spend its time on.
+A word has room for the window, so no bit means two minibatches.
+
+Time is what turns of several ranks have in common. It counts minibatches too, from 1, and each rank
+has its own clock, the time of the minibatch that it plans next. Ranks that train together keep
+step: whoever plans finds the others where it is, or one step ahead. One that seems to be farther
+ahead was given too late a time when it began, or ran ahead and is no faster now: its clock is put
+back. Otherwise rows that two ranks want in one step would seem to be wanted at different times.
+
+Who asks is told how many steps ahead of `now` a use lies, in one byte: wider arrays are what
+planning would spend its time on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +28,19 @@ from numpy.typing import NDArray
 from featsync.errors import ConfigError
 from featsync.retention.arrays import Bytes, Ids, chunks
 
-__all__ = ["MAX_HOST_WINDOW", "UNKNOWN", "NoUses", "Uses", "UsesOfRanks", "word_type"]
+__all__ = [
+    "MAX_HOST_WINDOW",
+    "UNKNOWN",
+    "NoUses",
+    "Progress",
+    "Uses",
+    "UsesOfRanks",
+    "word_type",
+]
 
 MAX_HOST_WINDOW = 32
 UNKNOWN = 128  # this many steps ahead and more: nobody knows of a use
-_MAX_LEAD = 96  # of a rank before the last one, as far as it counts
+_MAX_LEAD = 96  # of a rank before the last one, as far as it counts: bytes have to do
 _WORDS = (np.uint8, np.uint16, np.uint32)
 _EXPONENT_BITS, _EXPONENT_BIAS = np.uint32(23), np.uint8(127)
 
@@ -46,6 +60,20 @@ def word_type(window: int) -> type[np.unsignedinteger[Any]]:
         f"plan_feature.lookahead = {window}: with cache_scope=host it must be at most "
         f"{MAX_HOST_WINDOW}"
     )
+
+
+class Progress(NamedTuple):
+    """How far each rank is; ``(num_ranks,)`` int64 each, zeros at first.
+
+    Attributes:
+        running: Not 0 while a rank is under way; only that rank writes it.
+        clocks: Time of the minibatch that it plans next.
+        turns: Minibatches that it has planned.
+    """
+
+    running: Ids
+    clocks: Ids
+    turns: Ids
 
 
 class Uses(Protocol):
@@ -97,23 +125,23 @@ class UsesOfRanks:
 
     Args:
         words: ``(num_ranks, num_rows)`` of `word_type`, zeros at first.
-        clocks: ``(num_ranks,)`` int64: when each rank plans next; 0 for a rank that does not.
+        progress: Of the ranks.
     """
 
-    def __init__(self, words: Words, clocks: NDArray[np.int64]) -> None:
+    def __init__(self, words: Words, progress: Progress) -> None:
         self._words = words
-        self._clocks = clocks
+        self._running, self._clocks, self._turns = progress
         self._num_bits = 8 * words.dtype.itemsize
-        self._num_pushed = [0] * len(clocks)
+        self._num_pushed = [0] * len(words)
 
     @property
     def now(self) -> int:
         """The clock of the rank that is farthest behind; 0 where none is under way."""
-        running = self._clocks[self._clocks > 0]
-        return int(running.min()) if len(running) else 0
+        clocks = self._clocks[self._running != 0]
+        return int(clocks.min()) if len(clocks) else 0
 
     def begin(self, rank: int, abandoned: Sequence[Ids]) -> None:
-        """A rank starts.
+        """A rank starts, at the time of those that are under way.
 
         Args:
             rank: The rank.
@@ -123,48 +151,51 @@ class UsesOfRanks:
             self._words[rank, ids] = 0
         self._clocks[rank] = max(int(self._clocks.max()), 1)
         self._num_pushed[rank] = 0
+        self._running[rank] = 1
 
     def end(self, rank: int) -> None:
         """A rank stops: what it will use does not count any more. Takes no lock."""
-        self._clocks[rank] = 0
+        self._running[rank] = 0
 
     def push(self, rank: int, ids: Ids) -> int:
         """Note one more minibatch of a rank; returns its time."""
-        time = int(self._clocks[rank]) + self._num_pushed[rank]
-        bit = self._bit(time)
+        ahead = self._num_pushed[rank]
+        bit = self._bit(int(self._turns[rank]) + ahead)
         for part in chunks(len(ids)):
             words = self._words[rank].take(ids[part], mode="clip")
             words |= bit
             self._words[rank, ids[part]] = words
         self._num_pushed[rank] += 1
-        return time
+        return int(self._clocks[rank]) + ahead
 
     def pass_by(self, rank: int, ids: Ids) -> Bytes:
         """A rank plans its next minibatch, of these ids: that use is past; see `Uses`."""
-        keep = ~self._bit(int(self._clocks[rank]))
+        keep = ~self._bit(int(self._turns[rank]))
+        # What is noted already by a clock that is put back seems later than it is, no worse.
+        np.minimum(self._clocks, self._clocks[rank] + 1, out=self._clocks)
         self._clocks[rank] += 1
+        self._turns[rank] += 1
         self._num_pushed[rank] -= 1
         now = self.now
-        clocks = {int(r): int(self._clocks[r]) for r in np.flatnonzero(self._clocks)}
         soonest = np.full(len(ids), UNKNOWN, np.uint8)
         for part in chunks(len(ids)):
-            for other, clock in clocks.items():
+            for other in np.flatnonzero(self._running).tolist():
                 words = self._words[other].take(ids[part], mode="clip")
                 if other == rank:
                     words &= keep
                     self._words[rank, ids[part]] = words
-                ahead = self._steps_to_first(words, clock)
-                ahead += np.uint8(min(clock - now, _MAX_LEAD))
+                ahead = self._steps_to_first(words, int(self._turns[other]))
+                ahead += np.uint8(min(int(self._clocks[other]) - now, _MAX_LEAD))
                 np.minimum(soonest[part], ahead, out=soonest[part])
         return soonest
 
-    def _bit(self, time: int) -> np.unsignedinteger[Any]:
-        bit: np.unsignedinteger[Any] = self._words.dtype.type(1 << time % self._num_bits)
+    def _bit(self, turn: int) -> np.unsignedinteger[Any]:
+        bit: np.unsignedinteger[Any] = self._words.dtype.type(1 << turn % self._num_bits)
         return bit
 
-    def _steps_to_first(self, words: Words, clock: int) -> Bytes:
-        """How long after a time the first bit of each word stands; `UNKNOWN` or more for none."""
-        shift, num_bits = clock % self._num_bits, self._num_bits
+    def _steps_to_first(self, words: Words, turn: int) -> Bytes:
+        """How long after a turn the first bit of each word stands; `UNKNOWN` or more for none."""
+        shift, num_bits = turn % self._num_bits, self._num_bits
         word = self._words.dtype.type
         ahead = (words >> word(shift)) | (words << word(num_bits - shift))
         ahead &= ~ahead + word(1)  # only the lowest bit stays
