@@ -25,40 +25,7 @@ FIVE = ("--pairs", "5")
 SHORT = (*FIVE, "--set", "dataset.synthetic.train_share=0.01")
 WORKERS2 = ("--set", "num_workers=2")
 
-# Beside the obvious program, with a model and beside a busy device.
-PARTITIONED = ("synthetic_all_to_all", "synthetic_partitioned", "synthetic_partitioned_p2p")
-# A third of the graph for the widest rows: see below.
-SIZES = {
-    8: (),
-    32: (),
-    128: (),
-    512: ("--set", "dataset.synthetic.nodes=300000", "--set", "dataset.synthetic.edges=6000000"),
-}
-# Milliseconds that are enough to hide sampling and features of all ranks on two cores.
-BUSY_MS = {2: 1000, 4: 2000}
-
-
-def partitioned(width: int, ranks: int, is_busy: bool) -> tuple[str, ...]:
-    """Options of one comparison with the obvious program."""
-    share = "0.03" if width == max(SIZES) else "0.01"
-    return (
-        *("--import", "pipelines.all_to_all", "--ranks", str(ranks), "--pairs", "3"),
-        *("--set", f"dataset.synthetic.width={width}", *SIZES[width]),
-        *("--set", f"dataset.synthetic.train_share={share}"),
-        *(("--simulate-step", str(BUSY_MS[ranks])) if is_busy else ()),
-    )
-
-
 RUNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    **{
-        f"partitioned{ranks}_width{width}{'_busy' * is_busy}": (
-            PARTITIONED,
-            partitioned(width, ranks, is_busy),
-        )
-        for ranks in BUSY_MS
-        for width in SIZES
-        for is_busy in (False, True)
-    },
     "synthetic": (SYNTHETIC, ("--pairs", "7")),
     "debian": ((*DEBIAN, "worker_inline", "worker_process"), FIVE),
     **{
