@@ -6,9 +6,8 @@ Two machines (`tests/cluster`) with two ranks each and 1 Gbit/s between them. Ro
 width 32 are assigned to ranks at random, so half of those that a rank wants lie on the other
 machine; rows of the rank beside it are read from memory. Ids are those of two epochs that
 GraphBolt sampled; the first warms the caches, the second is counted. Ranks keep step, as training
-makes them (here with one number that they add up). Counted are the rows of other
-ranks that `featsync.stats` tells, less those of the rank beside, and the bytes that the network
-devices sent. All rows of all minibatches are compared.
+makes them (here with one number that they add up). Counted are the rows that `featsync.stats` says
+other ranks sent, and the bytes that the network devices sent. All delivered rows are compared.
 """
 
 from __future__ import annotations
@@ -86,11 +85,8 @@ class Rank:
         generator = torch.Generator().manual_seed(0)
         self.owners = torch.randint(NUM_RANKS, (facts["num_rows"],), generator=generator)
         self.part = rows_of((self.owners == self.rank).nonzero().squeeze(1))
-        counted = torch.bincount(self.owners[torch.cat(self.epochs[1])], minlength=NUM_RANKS)
-        machines = counted.view(-1, RANKS_OF_MACHINE).sum(1)
-        on_machine = int(machines[self.rank // RANKS_OF_MACHINE])
-        self.num_beside = on_machine - int(counted[self.rank])
-        self.num_far = int(counted.sum()) - on_machine
+        on_machine = self.owners // RANKS_OF_MACHINE == self.rank // RANKS_OF_MACHINE
+        self.num_far = int((~on_machine[torch.cat(self.epochs[1])]).sum())
 
     def measure(self, config: Config) -> dict[str, Any]:
         """Run two epochs; what this rank saw of the second."""
@@ -119,7 +115,7 @@ class Rank:
         seconds, sent = time.perf_counter() - start, traffic_of().since(before).sent
         (feature_stats,) = stats.features.values()
         return {
-            "link_rows": feature_stats.rows["peer"] - self.num_beside,
+            "link_rows": feature_stats.rows["peer"],
             "far_rows": self.num_far,
             "sent": sent if self.rank % RANKS_OF_MACHINE == 0 else 0,
             "epoch_s": seconds,

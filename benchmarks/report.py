@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from report_host_cache import host_cache, host_cache_link
+
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 BEGIN = "<!-- results: benchmarks/report.py writes from here -->"
@@ -143,21 +145,22 @@ def memory(rows: list[Row]) -> Iterator[str]:
 def planning(rows: list[Row]) -> Iterator[str]:
     """The table of planning cost: the slowest cell of each table size and order."""
     yield (
-        "**Planning** with `window`, one core, million ids a second: least and most over windows "
-        "and caches (`python benchmarks/bench_planning.py`):"
+        "**Planning** on one core, million ids a second: least and most over windows and caches; "
+        "*shared* is the cache of a machine, for two ranks (`python benchmarks/bench_planning.py`):"
     )
     yield ""
-    yield "| table rows | order of ids | least | most | target | bytes a row, slot, known id |"
-    yield "|---|---|---|---|---|---|"
-    cells: dict[tuple[int, str], list[Row]] = {}
+    yield "| cache | table rows | order of ids | least | most | target | bytes a row, slot, id |"
+    yield "|---|---|---|---|---|---|---|"
+    cells: dict[tuple[str, int, str], list[Row]] = {}
     for row in rows:
-        cells.setdefault((row["rows"], row["order"]), []).append(row)
-    for (num_rows, order), found in cells.items():
+        cells.setdefault((row["policy"], row["rows"], row["order"]), []).append(row)
+    for (policy, num_rows, order), found in cells.items():
         speeds = [row["million_ids_per_s"] for row in found]
         state = ", ".join(f"{value:.1f}" for value in found[0]["bytes"].values())
+        target = found[0]["target"]
         yield (
-            f"| {num_rows:,} | {order} | {min(speeds):.1f} | {max(speeds):.1f} "
-            f"| {found[0]['target']:.0f} | {state} |"
+            f"| {policy} | {num_rows:,} | {order} | {min(speeds):.1f} | {max(speeds):.1f} "
+            f"| {'' if target is None else f'{target:.0f}'} | {state} |"
         )
     yield ""
 
@@ -210,6 +213,8 @@ def tables(results: Path) -> Iterator[str]:
     yield from of_file("exposed", exposed)
     yield from of_file("planning", planning)
     yield from of_file("retention", retention)
+    yield from of_file("host_cache", host_cache)
+    yield from of_file("host_cache_link", host_cache_link)
     yield from of_file("memory", memory)
 
 
