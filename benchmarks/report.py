@@ -12,6 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import report_ranks
+from report_cells import ranged, ratio
+
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 BEGIN = "<!-- results: benchmarks/report.py writes from here -->"
@@ -19,17 +22,6 @@ END = "<!-- results: to here -->"
 
 
 Row = dict[str, Any]
-
-
-def ranged(middle: float, least: float, most: float, digits: int = 2) -> str:
-    """A number and the range around it."""
-    return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
-
-
-def ratio(values: dict[str, float | None]) -> str:
-    """Median and range of a ratio."""
-    numbers = [values[name] for name in ("median", "min", "max")]
-    return "-" if numbers[0] is None else ranged(*numbers)
 
 
 def pipeline_rows(name: str, report: dict[str, Any]) -> Iterator[str]:
@@ -208,6 +200,11 @@ def tables(results: Path) -> Iterator[str]:
     yield from of_file("gather", gathers)
     yield from pipelines({name: report for name, report in reports.items() if "ratio" in report})
     yield from of_file("exposed", exposed)
+    yield from report_ranks.partitioned(
+        {name: report for name, report in reports.items() if name.startswith("partitioned_")}
+    )
+    yield from of_file("transports", report_ranks.transports)
+    yield from of_file("traffic", report_ranks.traffic)
     yield from of_file("planning", planning)
     yield from of_file("retention", retention)
     yield from of_file("memory", memory)
