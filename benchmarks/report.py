@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import report_ranks
+from report_cells import ranged, ratio
 from report_host_cache import host_cache, host_cache_link
 
 HERE = Path(__file__).parent
@@ -21,17 +23,6 @@ END = "<!-- results: to here -->"
 
 
 Row = dict[str, Any]
-
-
-def ranged(middle: float, least: float, most: float, digits: int = 2) -> str:
-    """A number and the range around it."""
-    return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
-
-
-def ratio(values: dict[str, float | None]) -> str:
-    """Median and range of a ratio."""
-    numbers = [values[name] for name in ("median", "min", "max")]
-    return "-" if numbers[0] is None else ranged(*numbers)
 
 
 def pipeline_rows(name: str, report: dict[str, Any]) -> Iterator[str]:
@@ -211,6 +202,11 @@ def tables(results: Path) -> Iterator[str]:
     yield from of_file("gather", gathers)
     yield from pipelines({name: report for name, report in reports.items() if "ratio" in report})
     yield from of_file("exposed", exposed)
+    yield from report_ranks.partitioned(
+        {name: report for name, report in reports.items() if name.startswith("partitioned_")}
+    )
+    yield from of_file("transports", report_ranks.transports)
+    yield from of_file("traffic", report_ranks.traffic)
     yield from of_file("planning", planning)
     yield from of_file("retention", retention)
     yield from of_file("host_cache", host_cache)

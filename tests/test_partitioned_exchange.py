@@ -76,12 +76,11 @@ def rows_are_those_of_the_moment_when_they_were_sent(rank):
         part_of(column, bounds, rank, 2).expand(-1, width), bounds
     )
     table = PartitionedTable(key, feature.featsync_parts)
-    served = table.parts.engine.served
-    before = served.rows_sent
+    before = feature.traffic
     dist.barrier()
     if rank == 0:
         deadline = time.monotonic() + LIMIT_S
-        while served.rows_sent < before + 10:
+        while "rows" not in feature.traffic.sent or not (feature.traffic - before).sent["rows"]:
             assert time.monotonic() < deadline
         table.parts.readable[0].fill_(-1)
     else:

@@ -1,0 +1,130 @@
+"""Tables of what happens between ranks: split tables, transports, traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from report_cells import ranged, ratio
+
+Row = dict[str, Any]
+
+
+def partitioned(reports: Mapping[str, Any]) -> Iterator[str]:
+    """The two tables of featsync beside the obvious program; reports by name."""
+    rows = [row for report in reports.values() for row in report["rows"]]
+    rows.sort(key=lambda row: (row["ranks"], row["width"]))
+    if any(row["part"] == "model" for row in rows):
+        yield from _beside_a_model([row for row in rows if row["part"] == "model"])
+    if any(row["part"] == "busy" for row in rows):
+        yield from _beside_a_device([row for row in rows if row["part"] == "busy"])
+
+
+def _beside_a_model(rows: list[Row]) -> Iterator[str]:
+    yield (
+        "**A table split over ranks, while a model is trained.** Rows hashed over 2 and 4 ranks of "
+        "this machine, `synthetic` with 1M nodes (0.3M at width 512), batches of 1,024, fanouts "
+        "10-10-10; GraphSAGE on the CPU. Beside the obvious program, which exchanges ids and rows "
+        "by all_to_all when it needs them (`pipelines/all_to_all.py`). Pipelines take turns over "
+        "one table; ratios are to that program, round by round: median (least to most) "
+        "(`python benchmarks/bench_partitioned.py`):"
+    )
+    yield ""
+    yield (
+        "| ranks | width | configuration | epoch s | CPU s | epoch ratio | CPU ratio | wrong rows |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        for name in row["epoch_s"]:
+            compared = name in row["epoch_ratio"]
+            ratios = [
+                ratio(row[f"{what}_ratio"][name]) if compared else "" for what in ("epoch", "cpu")
+            ]
+            times = [median(row[f"{what}_s"][name]) for what in ("epoch", "cpu")]
+            yield (
+                f"| {row['ranks']} | {row['width']} | {_named(name, row)} | {times[0]:.2f} "
+                f"| {times[1]:.2f} | {ratios[0]} | {ratios[1]} | {row['wrong_rows']} |"
+            )
+    yield ""
+
+
+def _beside_a_device(rows: list[Row]) -> Iterator[str]:
+    yield (
+        "**The same beside a busy device** (simulated). What features cost: the mean of the "
+        "differences between an epoch and the one without features next to it; and that as a "
+        "share of the obvious program's, with the 90 % interval of a bootstrap over rounds:"
+    )
+    yield ""
+    yield (
+        "| ranks | width | step, ms | minibatches | configuration | exposed s an epoch "
+        "| share of all_to_all's | wrong rows |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        for name, share in row["share_of_naive"].items():
+            yield (
+                f"| {row['ranks']} | {row['width']} | {row['step_ms']} | {row['minibatches']} "
+                f"| {_named(name, row)} | {row['exposed_s'][name]:.2f} "
+                f"| {ranged(share['all'], share['low'], share['high'], digits=3)} "
+                f"| {row['wrong_rows']} |"
+            )
+    yield ""
+
+
+def _named(name: str, row: Row) -> str:
+    if name == "auto":
+        return f"auto ({'+'.join(transport for transport, _ in row['auto'].values())})"
+    return f"*{name}*" if name == "no features" else name
+
+
+def transports(rows: list[Row]) -> Iterator[str]:
+    """The table of transports alone."""
+    yield (
+        "**Transports alone**, between two ranks of this machine: speed as a share of raw isend "
+        "and irecv of as many bytes (`p2p`: until rows are in a buffer; and where they belong), "
+        "and of `index_select(out=)` from the peer's memory (`shared_memory`: a minibatch's moves; "
+        "and those where other machines hold the rest) (`python benchmarks/bench_transports.py`):"
+    )
+    yield ""
+    yield (
+        "| rows | bytes a row | raw, ms | p2p, landed | p2p, in place | `index_select`, ms "
+        "| shared_memory | scattered | bytes an id | ids' share of all bytes | wrong rows |"
+    )
+    yield "|---" * 11 + "|"
+    for row in rows:
+        raw, select = (1e3 * median(row["seconds"][name]) for name in ("raw", "select"))
+        landed, in_place, memory, scattered = (
+            ratio(row["speed"][way]) for way in ("landed", "in place", "memory", "scattered")
+        )
+        yield (
+            f"| {row['rows']:,} | {4 * row['width']:,} | {raw:.2f} | {landed} | {in_place} "
+            f"| {select:.2f} | {memory} | {scattered} | {row['bytes_an_id']:.2f} "
+            f"| {row['share_of_ids']:.2%} | {row['wrong_rows']} |"
+        )
+    yield ""
+
+
+def traffic(rows: list[Row]) -> Iterator[str]:
+    """The table of messages and bytes, counted and by formula."""
+    yield (
+        "**Messages and bytes** that a rank sends a step, counted, and what the formulas "
+        "(benchmarks/README.md) say of them (`python benchmarks/bench_traffic.py`):"
+    )
+    yield ""
+    yield (
+        "| ids | ranks | machines | transport | bytes a row | rows wanted | cached | messages "
+        "| bytes of ids | of rows | of the rest | formula off by | wrong rows |"
+    )
+    yield "|---" * 13 + "|"
+    for row in rows:
+        case, load, sent = row["case"], row["load"], row["sent"]
+        rest = sum(sent[kind]["bytes"] for kind in ("order", "sent"))
+        messages = sum(of_kind["messages"] for of_kind in sent.values())
+        yield (
+            f"| {case['ids']} | {case['ranks']} | {case['hosts']} | {case['transport']} "
+            f"| {load['row_bytes']} | {load['batch_rows']:,.0f} | {load['hit_share']:.0%} "
+            f"| {messages:.1f} | {sent['announce']['bytes']:,.0f} | {sent['rows']['bytes']:,.0f} "
+            f"| {rest:,.0f} | {row['off']:.2%} | {row['wrong_rows']} |"
+        )
+    yield ""
