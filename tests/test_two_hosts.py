@@ -159,7 +159,7 @@ def rows_in_one_direction_do_not_wait_for_rows_in_the_other(rank):
     wait, before = engine.wait, engine.served.rows_read
 
     def wait_and_note(*arguments):
-        wait(*arguments)
+        yield from wait(*arguments)
         arrived.append(time.monotonic())
 
     with pytest.MonkeyPatch.context() as patch:

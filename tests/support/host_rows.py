@@ -127,4 +127,4 @@ def shared_memory_within_a_host_and_messages_between_serve_one_minibatch(rank):
             assert_as_stock(minibatch, stock, ["x"])
         dist.barrier()
         assert engine.served.rows_sent - before == 4 * 250 * sent_to
-        assert featsync.stats(loader).features[NODE].rows["peer"] == 4 * 750
+        assert featsync.stats(loader).features[NODE].rows["peer"] == 4 * 250 * sent_to
