@@ -97,6 +97,11 @@ class Machine:
         self._outer = _start_holder(command, label)
         self.pid = _only_child_of(self._outer.pid)
         self._spaces = _spaces_of(self.pid)
+        # What is in there is killed at the end: it must be nothing else.
+        if self._spaces in (None, _spaces_of(os.getpid())):
+            self._outer.kill()
+            self._outer.wait()
+            raise ClusterError(f"{label} cannot be set up: its holder has ended")
 
     def start(
         self,
