@@ -138,12 +138,14 @@ class Machine:
         return call(*self._entering("--net"), *command)
 
     def processes(self) -> list[Process]:
-        """What runs on the machine now, its holder left out."""
-        return [
+        """What runs on the machine now, its holder left out; ranks in order, then the others."""
+        found = [
             Process(pid, _rank_of(pid), _command_of(pid))
             for pid in self._members()
             if pid != self.pid
         ]
+        # Which of two ranks has the lower number of process is chance.
+        return sorted(found, key=lambda one: (one.rank is None, one.rank or 0, one.pid))
 
     def close(self) -> None:
         """End the machine and all that runs on it; idempotent.
