@@ -16,8 +16,8 @@ first, and is a hit for the other: its use is the soonest there is.
 A slot belongs to a row from the moment that a rank decides to bring it. What has to be waited for
 before a slot is read or filled follows from who named it last, and in which of its plans::
 
-    landings[slot]         rank and plan that fill it       reading waits for that
-    readings[rank, slot]   last plan in which a rank reads  filling waits for that, and for landings
+    fillers, landings   rank and plan that fill a slot     reading waits for that
+    readings            last plan of each rank that reads  filling waits for that, and for landings
 """
 
 from __future__ import annotations

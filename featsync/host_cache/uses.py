@@ -79,9 +79,7 @@ class Progress(NamedTuple):
 class Uses(Protocol):
     """Tells when rows are used next."""
 
-    @property
-    def now(self) -> int:
-        """The clock of the rank that is farthest behind."""
+    now: int  # clock of the rank that was farthest behind, at the last call
 
     def begin(self, rank: int, abandoned: Sequence[Ids]) -> None:
         """A rank starts; what it pushed before it stopped last, and never planned, is no use."""
@@ -126,6 +124,9 @@ class UsesOfRanks:
     Args:
         words: ``(num_ranks, num_rows)`` of `word_type`, zeros at first.
         progress: Of the ranks.
+
+    Attributes:
+        now: Clock of the rank that was farthest behind, at the last `push` or `pass_by`.
     """
 
     def __init__(self, words: Words, progress: Progress) -> None:
@@ -133,12 +134,7 @@ class UsesOfRanks:
         self._running, self._clocks, self._turns = progress
         self._num_bits = 8 * words.dtype.itemsize
         self._num_pushed = [0] * len(words)
-
-    @property
-    def now(self) -> int:
-        """The clock of the rank that is farthest behind; 0 where none is under way."""
-        clocks = self._clocks[self._running != 0]
-        return int(clocks.min()) if len(clocks) else 0
+        self.now = 0
 
     def begin(self, rank: int, abandoned: Sequence[Ids]) -> None:
         """A rank starts, at the time of those that are under way.
@@ -166,6 +162,7 @@ class UsesOfRanks:
             words |= bit
             self._words[rank, ids[part]] = words
         self._num_pushed[rank] += 1
+        self.now = min(self._clocks_of_running(rank).values())
         return int(self._clocks[rank]) + ahead
 
     def pass_by(self, rank: int, ids: Ids) -> Bytes:
@@ -176,18 +173,24 @@ class UsesOfRanks:
         self._clocks[rank] += 1
         self._turns[rank] += 1
         self._num_pushed[rank] -= 1
-        now = self.now
+        clocks = self._clocks_of_running(rank)
+        self.now = min(clocks.values())
         soonest = np.full(len(ids), UNKNOWN, np.uint8)
         for part in chunks(len(ids)):
-            for other in np.flatnonzero(self._running).tolist():
+            for other, clock in clocks.items():
                 words = self._words[other].take(ids[part], mode="clip")
                 if other == rank:
                     words &= keep
                     self._words[rank, ids[part]] = words
                 ahead = self._steps_to_first(words, int(self._turns[other]))
-                ahead += np.uint8(min(int(self._clocks[other]) - now, _MAX_LEAD))
+                ahead += np.uint8(min(clock - self.now, _MAX_LEAD))
                 np.minimum(soonest[part], ahead, out=soonest[part])
         return soonest
+
+    def _clocks_of_running(self, rank: int) -> dict[int, int]:
+        """The clock of each rank that is under way, the one that asks among them."""
+        running = {rank, *np.flatnonzero(self._running).tolist()}
+        return {other: int(self._clocks[other]) for other in running}
 
     def _bit(self, turn: int) -> np.unsignedinteger[Any]:
         bit: np.unsignedinteger[Any] = self._words.dtype.type(1 << turn % self._num_bits)
