@@ -37,13 +37,12 @@ from featsync.exchange.arrival import Arrival, Arrivals
 from featsync.exchange.faults import Faults, is_failing
 from featsync.exchange.frames import Frame
 from featsync.exchange.links import Links
-from featsync.exchange.rooms import handle_from
+from featsync.exchange.rooms import GivenRoom, given_room
 from featsync.exchange.sender import Sender
 from featsync.exchange.served import Served
 from featsync.exchange.traffic import Traffic
 from featsync.exchange.vigil import LOOK_S, Vigil
 from featsync.profile import Profile
-from featsync.segment import SegmentHandle
 from featsync.world import World
 
 __all__ = ["Engine"]
@@ -167,7 +166,7 @@ class Engine:
         """Begin to wait for a rank; see `Vigil`."""
         return Vigil(self.world, self._links, self.faults, session, rank, self.timeout)
 
-    def room(self, name: str, num_bytes: int, terms: Any) -> SegmentHandle:
+    def room(self, name: str, generation: int, num_bytes: int, terms: Any) -> GivenRoom:
         """Ask for shared memory of this machine's ranks; see `Rooms`. Blocks until it is there.
 
         Raises:
@@ -175,10 +174,10 @@ class Engine:
             CapacityError: There is no memory for it.
             PeerError: The rank that keeps it has ended, or gives no sign of life.
         """
-        wish = (name, num_bytes, terms, self.world.name(self.world.rank))
+        wish = (name, generation, num_bytes, terms, self.world.name(self.world.rank))
         keeper = self.world.ranks_of_host[0]
         if keeper == self.world.rank:
-            return handle_from(self.served.rooms.give(*wish))
+            return given_room(self.served.rooms.give(*wish))
         vigil = self.vigil(keeper)
         with self._changed:
             ticket = next(self._tickets)
@@ -189,7 +188,7 @@ class Engine:
         if words["error"] is not None:
             kind, what = words["error"]
             raise _ERRORS[kind](what)
-        return handle_from(words["handle"])
+        return given_room(words["room"])
 
     def say_goodbye(self) -> None:
         """Tell the others that this rank will ask for nothing more; it still serves."""
@@ -240,9 +239,10 @@ class Engine:
         if frame is None:
             self._lose(rank)
             return
-        # What kinds this version does not know, a newer one may send.
-        if (handler := self._handlers.get(frame.words["kind"])) is not None:
-            handler(rank, frame)
+        kind = frame.words["kind"]
+        if kind not in self._handlers:
+            raise KeyError(f"a message of kind {kind!r}; all ranks need the same featsync")
+        self._handlers[kind](rank, frame)
 
     @property
     def _handlers(self) -> dict[str, Callable[[int, Frame], None]]:
@@ -257,6 +257,7 @@ class Engine:
             "room": self._give_room,
             "room_given": self._take_room,
             "ping": lambda rank, frame: self._links.send(rank, {"kind": "pong"}),
+            "pong": lambda rank, frame: None,  # that it came is all it says
             "fault": self._hear_fault,
             "bye": self._hear_bye,
         }
@@ -272,12 +273,12 @@ class Engine:
             self._changed.notify_all()
 
     def _give_room(self, rank: int, frame: Frame) -> None:
-        handle = error = None
+        room = error = None
         try:
-            handle = self.served.rooms.give(*frame.words["wish"])
+            room = self.served.rooms.give(*frame.words["wish"])
         except FeatsyncError as caught:
             error = (type(caught).__name__, str(caught))
-        answer = {"ticket": frame.words["ticket"], "handle": handle, "error": error}
+        answer = {"ticket": frame.words["ticket"], "room": room, "error": error}
         self._links.send(rank, {"kind": "room_given", **answer})
 
     def _take_room(self, rank: int, frame: Frame) -> None:

@@ -6,23 +6,39 @@ All who ask have to want it on the same terms::
     room    0                 HostLock.NUM_BYTES
             ├─────────────────┼──────────────────────────────
             │ a lock, laid    │ zeros at first
+
+A room whose content cannot be trusted any more is given up for the next *generation* of it. Only
+the newest is kept; who is in an older one may stay there.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from featsync.errors import ConfigError
 from featsync.host_lock import HostLock
 from featsync.segment import Segment, SegmentHandle
 
-__all__ = ["Rooms", "handle_from", "room_prefix"]
+__all__ = ["GivenRoom", "Rooms", "given_room", "room_prefix"]
+
+
+class GivenRoom(NamedTuple):
+    """Where a room is.
+
+    Attributes:
+        generation: Of the room, at least that which was asked for.
+        handle: Of its segment.
+    """
+
+    generation: int
+    handle: SegmentHandle
 
 
 @dataclass(frozen=True, eq=False)
 class _Room:
+    generation: int
     segment: Segment
     terms: Any
     by: str
@@ -35,17 +51,20 @@ class Rooms:
         self._rooms: dict[str, _Room] = {}
         self._making = threading.Lock()
 
-    def give(self, name: str, num_bytes: int, terms: Any, by: str) -> dict[str, Any]:
+    def give(
+        self, name: str, generation: int, num_bytes: int, terms: Any, by: str
+    ) -> dict[str, Any]:
         """Say where a room is; the first to ask has it made.
 
         Args:
             name: Of the room.
+            generation: The oldest that will do.
             num_bytes: Its size, without the lock.
             terms: What all who ask have to agree on, as JSON has it.
             by: Who asks, in words.
 
         Returns:
-            The handle of its segment, as JSON has it.
+            Generation and handle, as JSON has them; see `given_room`.
 
         Raises:
             ConfigError: Another rank got it on other terms.
@@ -53,16 +72,16 @@ class Rooms:
         """
         with self._making:
             room = self._rooms.get(name)
-            if room is None:
+            if room is None or room.generation < generation:
                 segment = Segment.create(HostLock.NUM_BYTES + num_bytes)
                 HostLock.lay(segment.array[: HostLock.NUM_BYTES])
-                room = self._rooms[name] = _Room(segment, terms, by)
+                room = self._rooms[name] = _Room(generation, segment, terms, by)
             if room.terms != terms:
                 raise ConfigError(
                     f"ranks of one machine disagree about what they share as {name}: {room.by} "
                     f"has {room.terms}, {by} asks for {terms}. Give all of them the same settings."
                 )
-            return asdict(room.segment.handle)
+            return {"generation": room.generation, "handle": asdict(room.segment.handle)}
 
     def forget(self, prefix: str) -> None:
         """Let go of the rooms whose names begin so; who is in them may stay."""
@@ -76,7 +95,11 @@ def room_prefix(table: int) -> str:
     return f"table {table}, "
 
 
-def handle_from(words: dict[str, Any]) -> SegmentHandle:
-    """Read the handle that `Rooms.give` gave."""
-    device, inode = words["identity"]
-    return SegmentHandle(words["pid"], words["fd"], words["num_bytes"], (device, inode))
+def given_room(words: dict[str, Any]) -> GivenRoom:
+    """Read what `Rooms.give` gave."""
+    handle = words["handle"]
+    device, inode = handle["identity"]
+    return GivenRoom(
+        words["generation"],
+        SegmentHandle(handle["pid"], handle["fd"], handle["num_bytes"], (device, inode)),
+    )

@@ -56,7 +56,7 @@ class CacheFinder:
                 f"{' or '.join(sorted(_USES))}"
             )
         self._wish = _Wish(table, settings, score)
-        self._generation = 0
+        self._generation = -1
         self._cache: HostCache | None = None
 
     def find(self) -> HostCache:
@@ -68,8 +68,7 @@ class CacheFinder:
             PeerError: The rank that keeps it has ended.
         """
         while self._cache is None or not self._cache.is_trusted():
-            self._cache = _open(self._wish, self._generation)
-            self._generation += 1
+            self._generation, self._cache = _open(self._wish, self._generation + 1)
         return self._cache
 
 
@@ -78,7 +77,8 @@ def num_slots_of_host(table: PartitionedTable, num_slots: int) -> int:
     return min(num_slots * len(table.parts.ranks_of_host), table.num_rows)
 
 
-def _open(wish: _Wish, generation: int) -> HostCache:
+def _open(wish: _Wish, generation: int) -> tuple[int, HostCache]:
+    """See the newest cache there is, of this generation at least."""
     table, settings, score = wish
     parts = table.parts
     engine, ranks = parts.engine, parts.ranks_of_host
@@ -94,8 +94,8 @@ def _open(wish: _Wish, generation: int) -> HostCache:
         "lookahead": settings.window,
         "score": None if score is None else _digest(score),
     }
-    name = f"{room_prefix(parts.number)}cache {generation}"
-    segment = Segment.open(engine.room(name, num_bytes, terms))
+    room = engine.room(f"{room_prefix(parts.number)}cache", generation, num_bytes, terms)
+    segment = Segment.open(room.handle)
     memory = CacheMemory(shape, table.kind, segment.array[HostLock.NUM_BYTES :])
     own = ranks.index(parts.rank)
 
@@ -106,7 +106,8 @@ def _open(wish: _Wish, generation: int) -> HostCache:
     uses = _USES[settings.retention](memory)
     levels = _levels(shape, memory, score)
     place = (engine.world.global_ranks, parts.number)
-    return HostCache(memory, lock, uses, levels, own, place, name_of, engine.timeout)
+    cache = HostCache(memory, lock, uses, levels, own, place, name_of, engine.timeout)
+    return room.generation, cache
 
 
 def _levels(shape: CacheShape, memory: CacheMemory, score: Score | None) -> Levels:
