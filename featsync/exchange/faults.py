@@ -7,7 +7,7 @@ import sys
 from featsync.errors import PeerError, PeerTimeoutError
 from featsync.world import World
 
-__all__ = ["Faults", "cut_off", "gone", "is_failing", "silent"]
+__all__ = ["Faults", "busy", "cut_off", "gone", "is_failing", "silent"]
 
 
 class Faults:
@@ -70,6 +70,16 @@ def silent(world: World, rank: int, timeout: float) -> PeerTimeoutError:
         f"{world.name(world.rank)} waited {timeout:g} s for rows of {name}, which gave no sign of "
         "life. Look whether its process is stopped or its machine is reachable, or raise the "
         "timeout of featsync.PartitionedFeature.",
+        name,
+    )
+
+
+def busy(world: World, rank: int, seconds: float) -> PeerTimeoutError:
+    """A rank lives, but has not answered for very long."""
+    name = world.name(rank)
+    return PeerTimeoutError(
+        f"{world.name(world.rank)} has waited {seconds:g} s for {name}, which lives but does not "
+        "answer. Look what keeps it busy, or raise the timeout of featsync.PartitionedFeature.",
         name,
     )
 
