@@ -110,7 +110,7 @@ class Served:
             )
         parts = self._announced[rank, words["session"]].pop(words["batch"])
         wanted = list(_masked(parts, words["masks"], frame.numbers))
-        tables = [self.tables[number] for number, _ in wanted]
+        tables = [self._table(number) for number, _ in wanted]
         kinds = [RowKind(tuple(table.shape[1:]), table.dtype) for table in tables]
         counts = [len(rows) for _, rows in wanted]
         if packed_bytes(counts, kinds) != buffer.numel():
@@ -147,6 +147,14 @@ class Served:
         for key in [key for key in self._announced if key[0] == rank]:
             del self._announced[key]
         self._let_go()
+
+    def _table(self, number: int) -> torch.Tensor:
+        if number not in self.tables:
+            raise PlanError(
+                f"rows of table {number} were ordered, which all ranks have let go of: please "
+                "report it"
+            )
+        return self.tables[number]
 
     def _steps_ahead(self) -> set[int]:
         """The steps that some rank announced and has not ordered."""
