@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from featsync._graphbolt import gb, known_keys, table_of
 from featsync.errors import ConfigError
+from featsync.mapped import file_of
 from featsync.partition import OwnerPartition, Partition, RangePartition
 from featsync.partitioned_feature import PartitionedFeature
 from featsync.partitioners import contiguous, partition_nodes
@@ -87,8 +88,9 @@ def _part(table: TensorTable, partition: Partition, rank: int) -> torch.Tensor:
             "nodes: table and graph do not match"
         )
     if isinstance(partition, RangePartition):
-        # A view: what is mapped from a file stays there.
-        return table.tensor[partition.bounds[rank] : partition.bounds[rank + 1]]
+        run = table.tensor[partition.bounds[rank] : partition.bounds[rank + 1]]
+        # What is mapped from a file stays there. A view of anything else would keep all of it.
+        return run if file_of(run) is not None else run.clone()
     return table.tensor[torch.from_numpy(partition.rows_of(rank))]
 
 
