@@ -83,7 +83,7 @@ class HostCache:
 
         Args:
             is_alive: Tells later callers whether whoever drives now still does.
-            watch: Looks after the ranks that this session will wait for.
+            watch: Looks after the ranks that will be waited for meanwhile.
 
         Returns:
             Whether the caller drives now.
