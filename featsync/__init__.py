@@ -26,6 +26,7 @@ from featsync.errors import (
 
 # Names that need DGL, and where they are.
 _HOSTED = {
+    "DynamicFeature": "featsync.dynamic_feature",
     "PartitionedFeature": "featsync.partitioned_feature",
     "Planner": "featsync.stages",
     "Syncer": "featsync.stages",
@@ -37,6 +38,7 @@ _HOSTED = {
 __all__ = [
     "CapacityError",
     "ConfigError",
+    "DynamicFeature",
     "FeatsyncError",
     "FeatureChangedError",
     "FeatureError",

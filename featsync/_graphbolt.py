@@ -28,11 +28,12 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.graph import traverse_dps
 
+from featsync.dynamic.clock import FeatureClock
 from featsync.errors import ConfigError, HostError
 from featsync.host_check import explain_host
 from featsync.partitioned_table import PartitionedTable, Parts
 from featsync.plan import FeatureKey, Want
-from featsync.table import ForeignTable, Table, TensorTable
+from featsync.table import DynamicTable, ForeignTable, Table, TensorTable
 
 try:
     import dgl
@@ -172,6 +173,9 @@ def table_of(store: gb.FeatureStore, key: FeatureKey) -> Table:
     feature = feature_of(store, key)
     if type(feature) is gb.TorchBasedFeature:
         return TensorTable(key, lambda: feature._tensor)
+    clock = getattr(feature, "featsync_clock", None)
+    if isinstance(clock, FeatureClock):
+        return DynamicTable.of(key, clock)
     parts = getattr(feature, "featsync_parts", None)
     if isinstance(parts, Parts):
         return PartitionedTable(key, parts)

@@ -30,7 +30,7 @@ from featsync.residency import CacheSettings, Residency, check_settings
 from featsync.segment import Segment
 from featsync.settings import PlannerSettings
 from featsync.sources import Sources
-from featsync.table import ForeignTable, RowTable, Table, TensorTable
+from featsync.table import DynamicTable, ForeignTable, RowTable, Table, TensorTable
 
 _CACHES = "_featsync_caches"
 _SHARED_CACHES = "_featsync_shared_caches"
@@ -58,7 +58,11 @@ def caches_of(
             otherwise.
         CapacityError: The memory is not there.
     """
-    cachable = {k: table for k, table in tables.items() if not isinstance(table, ForeignTable)}
+    cachable = {
+        k: table
+        for k, table in tables.items()
+        if not isinstance(table, ForeignTable | DynamicTable)
+    }
     slots = {} if settings.retention == "none" else slots_of_tables(settings.device_cache, cachable)
     caches = Caches({}, {})
     for key, table in tables.items():
@@ -69,6 +73,12 @@ def caches_of(
             )
             continue
         stats.row_bytes = table.kind.num_bytes
+        if isinstance(table, DynamicTable):
+            stats.why = (
+                "its rows change and lie in memory of this machine, where they are written "
+                "through: read early, and again where somebody wrote meanwhile; never cached"
+            )
+            continue
         shares = _shares_of(table, slots.get(key, 0), settings, mover.device)
         if shares.own:
             wanted = CacheSettings(shares.own, settings.retention, settings.lookahead)

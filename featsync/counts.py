@@ -17,7 +17,9 @@ class FeatureStats:
             places is sent once and copied: all places but one count as ``host``.
         row_bytes: Bytes of one row; 0 until it is known.
         rows_kept: Rows written to the cache.
-        rows_patched: Rows read again because somebody wrote them meanwhile (dynamic features).
+        rows_patched: Rows read again because somebody wrote them meanwhile (dynamic features); the
+            others of them were clean.
+        staleness: The most steps that delivered rows lacked, where a ``staleness`` allows any.
         transport: How rows of other ranks come; ``local`` if there are none.
         why: The reasons for what was chosen, in words.
     """
@@ -26,6 +28,7 @@ class FeatureStats:
     row_bytes: int = 0
     rows_kept: int = 0
     rows_patched: int = 0
+    staleness: int = 0
     transport: str = "local"
     why: str = ""
 
@@ -73,7 +76,7 @@ class Stats:
         self.plan_s = self.transfer_s = self.wait_s = 0.0
         for feature in self.features.values():
             feature.rows = dict.fromkeys(feature.rows, 0)
-            feature.rows_kept = feature.rows_patched = 0
+            feature.rows_kept = feature.rows_patched = feature.staleness = 0
 
     @property
     def hit_rate(self) -> float:

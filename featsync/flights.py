@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import torch
 
 from featsync.counts import Stats
 from featsync.device import Device
+from featsync.dynamic.clock import FeatureClock
 from featsync.plan import FeatureKey, Want
 from featsync.pool import Pool
 from featsync.workers import Ticket, Worker
@@ -63,6 +65,8 @@ class Mover:
         self.worker = worker
         self.caller = caller or worker
         self.stats = stats
+        # Features that the loader's iterations updated: it does so in the next ones as well.
+        self.trained: weakref.WeakSet[FeatureClock] = weakref.WeakSet()
         self._pools: dict[FeatureKey, Pool] = {}
 
     def empty(self, key: FeatureKey, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

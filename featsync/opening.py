@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from featsync.caches import caches_of
+from featsync.dynamic_reads import DynamicReads
 from featsync.flights import Mover
 from featsync.partitioned_table import PartitionedTable
 from featsync.remote_rows import RemoteRows
@@ -10,12 +11,17 @@ from featsync.routes import route_of
 from featsync.session import Session
 from featsync.settings import PlannerSettings
 from featsync.sources import Sources
+from featsync.table import DynamicTable
 
 __all__ = ["open_session"]
 
 
 def open_session(
-    sources: Sources, settings: PlannerSettings, transport: str, mover: Mover
+    sources: Sources,
+    settings: PlannerSettings,
+    transport: str,
+    mover: Mover,
+    staleness: int | str = 0,
 ) -> Session:
     """Begin an iteration of a loader; not collective.
 
@@ -23,6 +29,7 @@ def open_session(
         sources: The features.
         settings: Of the Planner.
         transport: How rows of other ranks come.
+        staleness: Steps that rows which change may lag behind.
         mover: What outlives the iteration; what was chosen is noted in its stats.
 
     Raises:
@@ -48,4 +55,6 @@ def open_session(
         if is_split and mover.device.torch_device.type == "cpu":
             far[key] = route.is_far
     remote = RemoteRows(split, routes) if split else None
-    return Session(tables, caches.own, mover, remote, caches.shared, far)
+    changing = {key: t for key, t in tables.items() if isinstance(t, DynamicTable)}
+    dynamic = DynamicReads(changing, staleness, mover) if changing else None
+    return Session(tables, caches.own, mover, remote, caches.shared, far, dynamic)

@@ -18,7 +18,8 @@ import torch
 
 from featsync.clock import StepClock
 from featsync.counts import FeatureStats
-from featsync.errors import ConfigError, FeatureChangedError, PeerError
+from featsync.dynamic_reads import DynamicReads
+from featsync.errors import ConfigError, PeerError
 from featsync.fetching import cache_moves, home_moves, shared_moves
 from featsync.flights import Flight, Mover, Rows
 from featsync.host_cache.cache import HostCache
@@ -27,7 +28,8 @@ from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey, FeaturePlan, Fetch, Plan, Want
 from featsync.remote_rows import Delivery, RemoteRows
 from featsync.residency import Residency
-from featsync.table import ForeignTable, Table, TensorTable
+from featsync.table import DynamicTable, ForeignTable, Table
+from featsync.unchanged import Unchanged
 from featsync.window import IsFar, PlanWindow
 from featsync.workers import Ticket, Worker
 
@@ -43,6 +45,7 @@ class Session:
         shared: Caches of partitioned features that the ranks of this machine share; used as
             ``residencies`` are.
         far: For partitioned features which rows are worth caching.
+        dynamic: Reads features whose rows change; ``None`` if there are none.
 
     Raises:
         ConfigError: A feature needs a gradient.
@@ -56,21 +59,16 @@ class Session:
         remote: RemoteRows | None = None,
         shared: Mapping[FeatureKey, HostCache] | None = None,
         far: Mapping[FeatureKey, IsFar] | None = None,
+        dynamic: DynamicReads | None = None,
     ) -> None:
-        for table in tables.values():
-            _refuse_learning(table)
+        self._unchanged = Unchanged(tables)
         self.clock = StepClock()
         self._tables = tables
         self._mover = mover
-        self._versions = {
-            key: table.version
-            for key, table in tables.items()
-            if not isinstance(table, ForeignTable)
-        }
         self._residencies = {
             key: residency
             for key, residency in residencies.items()
-            if residency.drive(self.clock.is_running, self._versions[key])
+            if residency.drive(self.clock.is_running, self._unchanged.versions[key])
         }
         self._remote = remote
         self._shared = {
@@ -84,6 +82,28 @@ class Session:
         self._has_failed = False
         self._announced: deque[Ticket] = deque()
         self._num_pushed = 0
+        self._dynamic = dynamic
+        if dynamic is not None:
+            try:
+                dynamic.open(self.clock.is_running)
+            except BaseException:
+                self.clock.stop()
+                raise
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether some of its features' rows change."""
+        return self._dynamic is not None
+
+    @property
+    def step(self) -> object:
+        """The step that the minibatch delivered last began; another object for each."""
+        return None if self._dynamic is None else self._dynamic.step
+
+    def ask(self) -> None:
+        """The next minibatch is asked for: the step of the last one is over."""
+        if self._dynamic is not None:
+            self._dynamic.ask()
 
     def push(self, wants: Mapping[FeatureKey, Want]) -> None:
         """Make the ids of one more minibatch known, to the plans and to the ranks that hold rows.
@@ -124,6 +144,8 @@ class Session:
             moves += self._fetch_moves(key, want, plan.features[key], flight)
         if moves:
             flight.tickets.append(self._mover.worker.submit(moves))
+        if self._dynamic is not None:
+            self._dynamic.begin(flight, is_next=last is None)
         sent = self._begin_remote(plan, flight)
         for key, part in plan.features.items():
             self._count(key).count(part, sent.get(key, 0))
@@ -147,11 +169,15 @@ class Session:
         start = time.perf_counter()
         if self._remote is not None:
             self._remote.check()
+        if self._dynamic is not None:
+            self._dynamic.arrive()
         flight.wait()
+        if self._dynamic is not None:
+            self._dynamic.deliver(flight)
         stats.wait_s += time.perf_counter() - start
         stats.transfer_s += sum(ticket.seconds for ticket in flight.tickets)
         stats.minibatches += 1
-        self._check_unchanged(flight)
+        self._unchanged.check(flight.wants)
         self._mover.device.hand_over([tensor for rows in flight.rows.values() for tensor in rows])
         self.clock.deliver()
         return flight.rows
@@ -175,6 +201,8 @@ class Session:
             for cache in self._shared.values():
                 cache.end(is_clean)
             self._remote.close()
+        if self.clock.is_running() and self._dynamic is not None:
+            self._dynamic.end()
         self.clock.stop()
 
     def _count(self, key: FeatureKey) -> FeatureStats:
@@ -210,7 +238,7 @@ class Session:
         whole = self._mover.empty(key, (want.num_rows, *kind.shape), kind.dtype)
         flight.whole[key] = whole
         flight.rows[key] = torch.split(whole, [len(ids) for ids in want.ids])
-        if isinstance(table, PartitionedTable):
+        if isinstance(table, PartitionedTable | DynamicTable):
             return []
         home = home_moves(key, table.tensor, want, part.fetch, whole)
         return [*home, *self._cache_moves(key, part.fetch, whole)]
@@ -259,25 +287,6 @@ class Session:
             raise ValueError(f"{key} lies in no other rank")
         ranks = table.parts.ranks_of_host
         return self._remote.watch(table, ranks[rank])
-
-    def _check_unchanged(self, flight: Flight) -> None:
-        for key in flight.wants:
-            table = self._tables[key]
-            if isinstance(table, TensorTable) and table.version != self._versions[key]:
-                raise FeatureChangedError(
-                    f"feature {key} was updated inside a loop that reads it ahead: the rows of the "
-                    f"next minibatch were read before. Update static features between epochs, or "
-                    f"make it a featsync.DynamicFeature."
-                )
-
-
-def _refuse_learning(table: Table) -> None:
-    if isinstance(table, TensorTable) and table.tensor.requires_grad:
-        raise ConfigError(
-            f"feature {table.key} is a tensor that requires grad, and rows that were read ahead "
-            f"know nothing of its gradient. Give features.detach() for rows that do not learn, or "
-            f"make it a featsync.DynamicFeature with an optimizer of featsync.optim."
-        )
 
 
 def _reader(

@@ -204,6 +204,7 @@ class Syncer(IterDataPipe[Any]):
             source = iter(self.datapipe)
             while not is_over:
                 ready, last = last, None
+                session.ask()
                 try:
                     if (minibatch := next(source, _OVER)) is not _OVER:
                         last = _begin(session, minibatch, ready)
@@ -244,7 +245,10 @@ class Syncer(IterDataPipe[Any]):
                 caller = ThreadWorker(device, self.settings.timeout)
                 weakref.finalize(self, caller.close)
             self._mover = Mover(device, worker, self.stats, caller)
-        return open_session(planner.sources, planner.settings, self.settings.transport, self._mover)
+        settings = self.settings
+        return open_session(
+            planner.sources, planner.settings, settings.transport, self._mover, settings.staleness
+        )
 
 
 def stats(dataloader: Any) -> Stats:
@@ -281,4 +285,7 @@ def _begin(session: Session, minibatch: Any, last: tuple[Any, Flight] | None) ->
 
 
 def _finish(session: Session, minibatch: Any, flight: Flight) -> Any:
-    return deliver(minibatch, flight.wants, session.finish(flight))
+    delivered = deliver(minibatch, flight.wants, session.finish(flight))
+    if session.is_dynamic:
+        delivered._featsync_step = session.step
+    return delivered

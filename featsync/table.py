@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from featsync.dynamic.clock import FeatureClock
 from featsync.partitioned_table import PartitionedTable
 from featsync.plan import FeatureKey
 from featsync.row_kind import RowKind
@@ -72,6 +73,27 @@ class TensorTable:
         tensor = self.tensor
         # Tensors made in inference mode count no writes, so writes to them cannot be seen.
         return Version(TensorWeakRef(tensor), 0 if tensor.is_inference() else tensor._version)
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicTable(TensorTable):
+    """Rows that every step may change; they lie in memory that this machine's ranks share.
+
+    Attributes:
+        clock: Says when rows may be read, and which have to be read again.
+    """
+
+    clock: FeatureClock = field(kw_only=True, repr=False)
+
+    @classmethod
+    def of(cls, key: FeatureKey, clock: FeatureClock) -> DynamicTable:
+        """The table of a feature."""
+        return cls(key, lambda: clock.table, clock.segment, clock=clock)
+
+    @property
+    def version(self) -> Version:
+        """Never changes: what is written is followed by the clock."""
+        return Version(TensorWeakRef(self.tensor), 0)
 
 
 @dataclass(frozen=True)

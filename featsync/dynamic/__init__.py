@@ -1,0 +1,40 @@
+"""Features whose rows every step may change, exact although rows are read ahead.
+
+One table a machine, in shared memory, and beside it a *board* of counters. Ranks publish what they
+write; nobody writes to the table but in a *commit*, which applies the writes of one step::
+
+    rank 0   deliver n │ update ─▶ own area │ close n ─┐
+    rank 1   deliver n │ update ─▶ own area │ close n ─┼▶ commit n: merged into the table, by shares
+                                                       │
+    rank 0   (early read of n+1, while n is used) ─────┴▶ patch what n wrote ─▶ deliver n+1
+
+Positions
+    ``(epoch, steps)``, one integer that never falls. A rank that *closed* ``(e, n + 1)`` has ended
+    step n of epoch e: its writes are published and complete. A rank that has ended epoch e stands
+    at ``(e + 1, 0)``: it holds up nobody in e.
+
+States of a row, as one rank sees it
+    *settled*   as committed; anybody may read it, nobody writes it
+    *pending*   in areas of ranks that closed step n, or not yet; readers see the settled row
+    *merging*   commit n writes it; what was read meanwhile is read again (patched), since its id is
+                among those that were published
+
+Invariants
+    1. Commit n begins when all ranks have closed n, and all before it are complete.
+    2. Each share of a commit (rows dealt out by id) is merged by one rank, whichever comes first;
+       a commit is complete when all its shares are. Who merges waits for nobody.
+    3. A rank closes n + 1 only after commit n is complete (exact), so between its delivery of n + 1
+       and its closing of n + 1 the table does not change.
+    4. An early read of n + 1 begins after commit n - 1 is complete. So it differs from the table
+       after commit n in rows that n wrote, and in no other; these are patched.
+    5. An area of step n is used again when commit n + 1 is complete: then all have patched.
+
+With ``staleness=s`` rank r closes n + 1 when commit n - s is complete; its reads hold commits off
+while they copy (a flag on the board), so they show the table after a whole commit m >= n - s, and
+nothing is patched.
+
+A loader takes part (*drives* the clock of its feature) from the step of its first update on; with
+several ranks that has to be the first step of its epoch, and zero rows are enough. Later epochs of
+the same loader take part from the start. Others, for validation, read what is committed; while they
+do, the ranks that train wait for this one.
+"""

@@ -1,0 +1,209 @@
+"""The step clock of one feature: who drives it, which step it is, and what is written when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featsync.dynamic.areas import Areas
+from featsync.dynamic.board import Board
+from featsync.dynamic.checks import checked_rows, checked_values
+from featsync.dynamic.commits import Commits, Neighbours
+from featsync.dynamic.positions import epoch_of
+from featsync.errors import ConfigError
+from featsync.host_lock import HostLock
+from featsync.row_items import put_rows, take_rows
+from featsync.row_kind import RowKind
+
+if TYPE_CHECKING:
+    from featsync.dynamic.iteration import Iteration
+    from featsync.dynamic.merge import Merge
+    from featsync.segment import Segment
+
+__all__ = ["FeatureClock"]
+
+_HERE = "featsync.DynamicFeature"
+
+
+class FeatureClock:
+    """One rank's side of a feature whose rows change.
+
+    Args:
+        table: ``(num_rows, *row_shape)``, in memory that the ranks of the machine share.
+        segment: That memory.
+        board: Shared as well.
+        lock: Guards the board.
+        merge: What becomes of rows that several wrote in one step.
+        others: Who shares the table.
+        room: Gives named memory, zeros at first, that the same ranks share.
+    """
+
+    def __init__(
+        self,
+        table: torch.Tensor,
+        segment: Segment,
+        board: Board,
+        lock: HostLock,
+        merge: Merge,
+        others: Neighbours,
+        room: Callable[[str, int], NDArray[np.uint8]],
+    ) -> None:
+        self.room = room
+        self.table, self.segment, self.board = table, segment, board
+        self.kind = RowKind(tuple(table.shape[1:]), table.dtype)
+        self.rank = others.rank
+        self.name_of = others.name_of
+        self.areas = Areas(board, others.rank, self.kind)
+        self.commits = Commits(table, board, lock, self.areas, merge, others)
+        self.lock = lock
+        self.timeout = others.timeout
+        self.learner: str | None = None
+        self._driver: Iteration | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return len(self.table)
+
+    @property
+    def driver(self) -> Iteration | None:
+        """The iteration that drives this clock, if one is under way."""
+        if self._driver is not None and not self._driver.is_alive():
+            self._driver = None
+        return self._driver
+
+    def drive(self, iteration: Iteration) -> bool:
+        """Make an iteration the driver, unless one is under way; says which it is."""
+        if self.driver is not None:
+            return False
+        self._driver = iteration
+        return True
+
+    def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy rows as of the last committed step; inside a step, of its start.
+
+        Args:
+            ids: ``(n,)``; ``None``: all.
+
+        Raises:
+            ConfigError: They are no row numbers.
+            FeatureError: One of them lies outside the table.
+            PeerError: The table is lost, or a rank that merges has ended.
+        """
+        if ids is None:
+            with self.commits.hold():
+                return self.table.clone()
+        rows = checked_rows(ids, self.num_rows, _HERE)
+        out = torch.empty((len(rows), *self.kind.shape), dtype=self.kind.dtype)
+        with self.commits.hold():
+            take_rows(self.table, rows, out)
+        return out
+
+    def update(
+        self, value: object, ids: torch.Tensor | None = None, minibatch: object = None
+    ) -> None:
+        """Write rows in the step that is under way, or, outside of loops, at once.
+
+        Args:
+            value: ``(n, *row_shape)`` of the table's dtype; copied, detached.
+            ids: ``(n,)``, may repeat; ``None``: all rows.
+            minibatch: That the values were computed for; refused unless it was delivered last.
+
+        Raises:
+            ConfigError: Shape or dtype, or the wrong thread, loader or minibatch. Nothing changed.
+            FeatureError: A row lies outside the table. Nothing changed.
+            CapacityError: There is no shared memory for it. Nothing changed.
+        """
+        rows = checked_rows(ids, self.num_rows, f"{_HERE}.update")
+        values = checked_values(value, len(rows), self.kind, f"{_HERE}.update")
+        driver = self.driver
+        if driver is None:
+            if minibatch is not None:
+                raise ConfigError(f"{_HERE}.update: {_NO_LOOP} {_NOTHING}")
+            self.assign(rows, values)
+            return
+        if self.learner is not None:
+            raise ConfigError(
+                f"{_HERE}.update: these rows are trained by {self.learner}, whose gradients would "
+                f"be lost. Update them outside of loops. {_NOTHING}"
+            )
+        self.write(driver, rows, values, minibatch)
+
+    def write(
+        self,
+        driver: Iteration,
+        rows: torch.Tensor,
+        values: torch.Tensor,
+        minibatch: object,
+        factor: float = 0.0,
+    ) -> None:
+        """Write down entries of the step that is under way.
+
+        Raises:
+            ConfigError: The wrong thread, loader or minibatch.
+        """
+        driver.check_writer(minibatch)
+        driver.take_part()
+        is_distinct = self.commits.are_distinct(rows.numpy())
+        values = values.to("cpu").resolve_conj().resolve_neg()
+        self.areas.append(driver.step, rows, values, is_distinct, factor)
+
+    def assign(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """Write rows at once, as a step of its own; blocks while other ranks end their epochs."""
+        self.settle()
+        if not self.commits.are_distinct(rows.numpy()):
+            # The last one counts.
+            backwards, first = np.unique(rows.numpy()[::-1], return_index=True)
+            values = values[torch.from_numpy(len(rows) - 1 - first)]
+            rows = torch.from_numpy(backwards)
+        values = values.to("cpu").contiguous().resolve_conj().resolve_neg()
+        self.commits.assign(lambda: put_rows(self.table, rows, values))
+
+    def settle(self, patience: float = 1.0) -> None:
+        """Block until all that this rank has closed is committed."""
+        self.commits.advance(self.board.closed(self.rank), patience)
+
+    def commit(self) -> None:
+        """End the step that is under way and block until it is committed; collective in a loop.
+
+        Raises:
+            ConfigError: The wrong thread.
+            PeerError: A rank that has to end its step as well has ended.
+        """
+        driver = self.driver
+        if driver is None:
+            self.settle()
+            return
+        driver.check_writer(None)
+        driver.take_part()
+        driver.commit()
+
+    def locked(self, action: Callable[[], None]) -> None:
+        """Do something to the board under its lock."""
+        with self.lock.hold(self.timeout):
+            action()
+
+    def begin_epoch(self) -> None:
+        """Say that this rank takes part in the epoch that it has not begun."""
+
+        def begin() -> None:
+            self.board.excused[self.rank] = 0
+
+        self.locked(begin)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this rank is in, or comes to next."""
+        return epoch_of(self.board.closed(self.rank))
+
+    def end_empty(self) -> None:
+        """This rank came to an epoch with nothing to do; safe in a finalizer."""
+        self.board.excused[self.rank] = self.epoch + 1
+
+
+_NO_LOOP = "a minibatch was given, but no loop over a loader of this feature is under way."
+_NOTHING = "Nothing was written."

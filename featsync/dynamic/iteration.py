@@ -1,0 +1,207 @@
+"""One iteration of a loader over a feature whose rows change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featsync.dynamic.clock import FeatureClock
+from featsync.dynamic.positions import Position, epoch_of, position, steps_of
+from featsync.errors import ConfigError
+from featsync.row_items import take_rows
+
+__all__ = ["Iteration"]
+
+_UPDATE = "update of a featsync.DynamicFeature"
+
+
+class Iteration:
+    """Steps of one loader; used by the thread that iterates, but for `read_whole` and `end`.
+
+    The iteration that began first drives the clock; one beside it only reads. A driver *takes part*
+    from its first update on: only then do other ranks wait for it, and it for them.
+
+    Args:
+        clock: Of the feature.
+        staleness: Steps that a read may lag behind; ``"any"``: whole rows of any step, and no part
+            in anything.
+        is_alive: Whether the loader still iterates; safe to ask anywhere.
+        trains: Whether this loader took part before, so that it does from its first step on.
+
+    Raises:
+        PeerError: Another rank has not ended the epoch before.
+    """
+
+    def __init__(
+        self,
+        clock: FeatureClock,
+        staleness: int | str,
+        is_alive: Callable[[], bool],
+        trains: bool = False,
+    ) -> None:
+        self._clock, self.is_alive = clock, is_alive
+        self._lag = staleness
+        self._is_any = staleness == "any"
+        self._reader = threading.get_ident()
+        self._delivered = 0
+        self._takes_part = False
+        self._is_open = False
+        self._token: object = None
+        self._seen: Position = 0
+        self._rows: list[NDArray[np.int64]] = []
+        self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.is_driver = not self._is_any and clock.drive(self)
+        if self.is_driver:
+            clock.settle()
+            if trains or clock.board.num_ranks == 1:
+                self.take_part()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether rows are read early and patched."""
+        return self._lag == 0
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it takes part."""
+        return self._takes_part
+
+    @property
+    def step(self) -> Position:
+        """The step that is under way."""
+        return self._clock.board.closed(self._clock.rank)
+
+    def take_part(self) -> None:
+        """Have other ranks wait for this one, from this step on.
+
+        Raises:
+            ConfigError: It is too late for that.
+        """
+        if self._takes_part:
+            return
+        if self._delivered > 1:
+            raise ConfigError(
+                f"the first {_UPDATE} came in step {self._delivered - 1} of this loop, so its rows "
+                "were delivered without waiting for what other ranks write. Update in the first "
+                "step: one of no rows is enough, and in later epochs this loader needs none. "
+                "Nothing was written."
+            )
+        self._clock.begin_epoch()
+        self._takes_part = True
+        self._seen = self._clock.board.committed
+
+    def check_writer(self, minibatch: Any) -> None:
+        """Refuse updates that would come to another step than they were meant for.
+
+        Raises:
+            ConfigError: Another thread reads than updates, or the minibatch is not the last one.
+        """
+        if threading.get_ident() != self._reader:
+            raise ConfigError(
+                f"{_UPDATE} from another thread than the one that iterates: something behind "
+                "sync_feature reads ahead (copy_to does), so this update would come late. Put "
+                "copy_to before sync_feature, or give sync_feature(device=...) instead. Nothing "
+                "was written."
+            )
+        if minibatch is not None and _token_of(minibatch) is not self._token:
+            raise ConfigError(
+                f"{_UPDATE} for a minibatch that is not the last one delivered: something behind "
+                "sync_feature reads ahead, so this update would come late. Nothing was written."
+            )
+
+    def ask(self) -> None:
+        """The next minibatch is asked for: the step under way is over."""
+        self.leaves.clear()
+        if self._takes_part and self._is_open:
+            self._clock.board.close(self._clock.rank, self.step + 1)
+        self._is_open = False
+
+    def commit(self) -> None:
+        """End the step under way, and block until it is committed; another one begins."""
+        self._clock.board.close(self._clock.rank, self.step + 1)
+        self._catch_up(self.step)
+
+    def snapshot(self) -> tuple[Position, int]:
+        """What is in the table when an early read begins; forgets what was written before."""
+        self._rows.clear()
+        return self._clock.board.committed, self._clock.board.assigned
+
+    def arrive(self) -> None:
+        """Block until the table is as the next minibatch is to see it.
+
+        Raises:
+            PeerError: A rank that has to end its step has ended.
+        """
+        self._reader = threading.get_ident()
+        if self._takes_part and self.is_exact:
+            self._catch_up(self.step)
+
+    def rows_to_patch(self, snapshot: tuple[Position, int]) -> NDArray[np.int64] | None:
+        """Rows that were written since an early read began, maybe repeated; ``None``: any may be.
+
+        Args:
+            snapshot: Of that time.
+        """
+        committed, assigned = self._clock.board.committed, self._clock.board.assigned
+        is_followed = self._takes_part and self.is_exact
+        if assigned != snapshot[1] or (committed != snapshot[0] and not is_followed):
+            return None
+        return np.concatenate(self._rows) if self._rows else np.empty(0, np.int64)
+
+    def deliver(self, token: object) -> None:
+        """The next step begins."""
+        self._delivered += 1
+        self._is_open = True
+        self._token = token
+
+    def read_whole(self, ids: torch.Tensor, out: torch.Tensor, own: Position) -> Position:
+        """Read rows of one whole step, not older than allowed; blocks until it is committed.
+
+        May run on a worker's thread.
+
+        Args:
+            ids: ``(n,)``.
+            out: ``(n, *row_shape)``.
+            own: The steps that this rank had closed when the read was asked for, one before those
+                that it will have closed when the rows are delivered.
+
+        Returns:
+            Up to where the rows show all steps.
+        """
+        least = 0
+        if self._takes_part and isinstance(self._lag, int):
+            least = position(epoch_of(own), max(0, steps_of(own) + 1 - self._lag))
+        with self._clock.commits.hold(least) as seen:
+            take_rows(self._clock.table, ids, out)
+        return seen
+
+    def lag_of(self, seen: Position) -> int:
+        """How many of the steps that this rank has closed rows do not show."""
+        return max(0, self.step - seen) if epoch_of(seen) == epoch_of(self.step) else 0
+
+    def end(self) -> None:
+        """The iteration is over; safe in a finalizer: sets words of shared memory."""
+        if not self.is_driver:
+            return
+        board, rank = self._clock.board, self._clock.rank
+        if self._takes_part:
+            board.end_epoch(rank, self.step + self._is_open)
+        elif self._delivered == 0:
+            self._clock.end_empty()
+        self.is_driver = False
+
+    def _catch_up(self, to: Position) -> None:
+        self._clock.commits.advance(to)
+        if self.is_exact:
+            for step in range(self._seen, to):
+                self._rows.append(self._clock.commits.rows_written(step))
+            self._seen = to
+
+
+def _token_of(minibatch: Any) -> object:
+    return getattr(minibatch, "_featsync_step", None)

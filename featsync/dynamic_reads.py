@@ -1,0 +1,191 @@
+"""Reads rows that change for one iteration of a loader: early, and again what was written since.
+
+::
+
+    asked for n      ask ─▶ step n-1 is closed
+                     arrive ─▶ commit n-1 ─▶ wait for early reads of n ─▶ patch ─▶ deliver n
+                                                                             └─▶ early reads of n+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+
+from featsync.device import CpuDevice
+from featsync.dynamic.clock import FeatureClock
+from featsync.dynamic.iteration import Iteration
+from featsync.dynamic.positions import Position
+from featsync.fetching import home_moves
+from featsync.flights import Flight, Mover
+from featsync.move import Call, Gather, Move
+from featsync.plan import FeatureKey, Fetch
+from featsync.table import DynamicTable
+
+__all__ = ["DynamicReads"]
+
+
+class DynamicReads:
+    """The features of a loader whose rows change; used by the thread that iterates.
+
+    Args:
+        tables: Their homes.
+        staleness: Steps that rows may lag behind, or ``"any"``.
+        mover: Worker, memory and counts of the loader.
+    """
+
+    def __init__(
+        self, tables: Mapping[FeatureKey, DynamicTable], staleness: int | str, mover: Mover
+    ) -> None:
+        self._tables, self._staleness, self._mover = dict(tables), staleness, mover
+        self._iterations: dict[FeatureClock, Iteration] = {}
+        self._snapshots: dict[FeatureClock, tuple[Position, int]] = {}
+        self._seen: dict[FeatureKey, Position] = {}
+        self._next: Flight | None = None
+        self._is_written = {table.clock: np.zeros(0, np.bool_) for table in tables.values()}
+        self._cpu = CpuDevice()
+        self.step = object()
+
+    def open(self, is_alive: Callable[[], bool]) -> None:
+        """Begin to iterate.
+
+        Args:
+            is_alive: Whether the loader still does; safe to ask anywhere.
+
+        Raises:
+            PeerError: Another rank has not ended the epoch before.
+        """
+        for clock in dict.fromkeys(table.clock for table in self._tables.values()):
+            trains = clock in self._mover.trained
+            self._iterations[clock] = Iteration(clock, self._staleness, is_alive, trains)
+
+    def ask(self) -> None:
+        """The next minibatch is asked for: the step under way is over, of all features first."""
+        for iteration in self._iterations.values():
+            iteration.ask()
+
+    def begin(self, flight: Flight, is_next: bool) -> None:
+        """Read a minibatch's rows as soon as they can be.
+
+        Args:
+            flight: Its rows.
+            is_next: Whether no other minibatch is delivered before.
+        """
+        if is_next:
+            self._start(flight)
+        else:
+            self._next = flight
+
+    def arrive(self) -> None:
+        """Block until the tables are as the next minibatch is to see them.
+
+        Raises:
+            PeerError: A rank that has to end its step has ended.
+        """
+        for iteration in self._iterations.values():
+            iteration.arrive()
+
+    def deliver(self, flight: Flight) -> None:
+        """Read again what was written since, and begin with the minibatch after.
+
+        Args:
+            flight: Its early reads are done.
+        """
+        self.step = object()
+        for key in flight.wants:
+            if key in self._tables:
+                self._settle(key, flight)
+        for iteration in self._iterations.values():
+            iteration.deliver(self.step)
+        following, self._next = self._next, None
+        if following is not None:
+            self._start(following)
+
+    def end(self) -> None:
+        """The iteration is over; safe in a finalizer."""
+        for clock, iteration in self._iterations.items():
+            if iteration.has_trained:
+                self._mover.trained.add(clock)
+            iteration.end()
+
+    def _start(self, flight: Flight) -> None:
+        moves: list[Move] = []
+        calls: list[Move] = []
+        for clock, iteration in self._iterations.items():
+            self._snapshots[clock] = iteration.snapshot()
+        for key, want in flight.wants.items():
+            if (table := self._tables.get(key)) is None:
+                continue
+            if self._staleness == 0:
+                whole = flight.whole[key]
+                moves += home_moves(key, table.tensor, want, Fetch(want.num_rows), whole)
+            else:
+                iteration = self._iterations[table.clock]
+                read = partial(self._read_whole, key, iteration, flight, iteration.step)
+                calls.append(Call(str(key), read))
+        if moves:
+            flight.tickets.append(self._mover.worker.submit(moves))
+        if calls:
+            # They wait for other ranks, and watch over these.
+            flight.tickets.append(self._mover.caller.submit(calls, is_watched=True))
+
+    def _read_whole(
+        self, key: FeatureKey, iteration: Iteration, flight: Flight, own: Position
+    ) -> None:
+        ids = flight.wants[key].ids
+        rows = ids[0] if len(ids) == 1 else torch.cat(ids)
+        self._seen[key] = iteration.read_whole(rows, flight.whole[key], own)
+
+    def _settle(self, key: FeatureKey, flight: Flight) -> None:
+        table = self._tables[key]
+        iteration = self._iterations[table.clock]
+        stats = self._mover.stats.features[key]
+        if self._staleness == 0:
+            written = iteration.rows_to_patch(self._snapshots[table.clock])
+            stats.rows_patched += self._patch(table, flight, written)
+        elif key in self._seen:
+            stats.staleness = max(stats.staleness, iteration.lag_of(self._seen.pop(key)))
+        if table.clock.learner is not None:
+            leaves = tuple(rows.detach().requires_grad_() for rows in flight.rows[key])
+            flight.rows[key] = leaves
+            iteration.leaves += zip(flight.wants[key].ids, leaves, strict=True)
+
+    def _patch(
+        self,
+        table: DynamicTable,
+        flight: Flight,
+        written: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
+    ) -> int:
+        """Read rows again that were written; ``None``: all. Returns how many."""
+        want, whole = flight.wants[table.key], flight.whole[table.key]
+        ids = want.ids[0] if len(want.ids) == 1 else torch.cat(want.ids)
+        if written is None:
+            positions = torch.arange(len(ids))
+        elif len(written) == 0:
+            return 0
+        else:
+            positions = torch.from_numpy(self._hits(table, ids, written))
+        moves = [Gather(str(table.key), table.tensor, ids[positions], whole, positions)]
+        if whole.device.type == "cpu":
+            self._cpu.execute(moves)
+        else:
+            self._mover.worker.submit(moves).wait()
+        return len(positions)
+
+    def _hits(
+        self,
+        table: DynamicTable,
+        ids: torch.Tensor,
+        written: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Where a minibatch wants rows that were written."""
+        mark = self._is_written[table.clock]
+        if len(mark) == 0:
+            mark = self._is_written[table.clock] = np.zeros(table.num_rows, np.bool_)
+        mark[written] = True
+        hits = np.flatnonzero(mark.take(ids.cpu().numpy()))
+        mark[written] = False
+        return hits
