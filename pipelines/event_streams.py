@@ -27,7 +27,7 @@ _LOG = (
     # So that a line is a file and two names never read alike, whatever the user's settings are.
     *("-c", "core.quotePath=true", "log", "--no-show-signature", "--name-only", "--no-renames"),
     # A merge brings no edits of its own: those of both sides are in the commits that it merges.
-    *("--no-merges", "--format=%x01%at %aE"),
+    *("--no-merges", "--reverse", "--format=%x01%at %aE"),
 )
 
 
@@ -84,7 +84,7 @@ def from_git(repository: Path, newest: int | None = None) -> EventStream:
     if not found:
         raise ConfigError(f"--git {repository}: no commit changes a file; name another repository")
     events = np.array(found, dtype=np.int64)
-    # git lists the newest first. Files of one commit stay in git's order, which is that of names.
+    # Stable: edits of the same second stay in git's order, parents before children.
     events = events[np.argsort(events[:, 0], kind="stable")]
     if newest is not None:
         events = events[-newest:]
@@ -92,7 +92,7 @@ def from_git(repository: Path, newest: int | None = None) -> EventStream:
 
 
 def read_edits(repository: Path) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield time (seconds since 1970), author and file of each edit, as git lists them.
+    """Yield time (seconds since 1970), author and file of each edit, the oldest commit first.
 
     File names with quotes, control characters or non-ASCII letters are as git quotes them.
 

@@ -71,6 +71,7 @@ class Result:
             edited, and of the other.
         seconds: From the first minibatch to the last.
         patched: Rows that were read ahead and read again, since they were written meanwhile.
+        latest: The most steps that a row was late.
         precision: The average precision of all ranks.
     """
 
@@ -79,6 +80,7 @@ class Result:
     scores: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
     patched: int = 0
+    latest: int = 0
     precision: float = float("nan")
 
 
@@ -87,11 +89,11 @@ def main(  # noqa: PLR0913 - the options of the command line
     synthetic: Synthetic = None,
     newest: Newest = None,
     staleness: Staleness = (1, 2),  # type: ignore[assignment]
-    batch_size: Annotated[int, typer.Option(min=1)] = 200,
+    batch_size: Annotated[int, typer.Option(min=1)] = 100,
     width: Annotated[int, typer.Option(min=1)] = 32,
     lookahead: Annotated[int, typer.Option(min=1)] = 2,
     worker: str = "thread",
-    rate: float = 1e-3,
+    rate: float = 3e-3,
     train_share: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.7,
     seed: int = 0,
     threads: int = 1,
@@ -165,6 +167,7 @@ def with_featsync(stream: EventStream, settings: Settings, ranks: Ranks, stalene
     )
     counts = featsync.stats(loader).features.values()
     result.patched = sum(feature.rows_patched for feature in counts)
+    result.latest = max(feature.staleness for feature in counts)
     return result
 
 
@@ -241,11 +244,11 @@ def check_equal(reference: Result, exact: Result) -> None:
 def table(results: list[Result], stream: EventStream, ranks: Ranks) -> Table:
     """Lay out the results."""
     found = Table(
-        title=f"{len(stream):,} events of {stream.num_authors:,} authors and "
-        f"{stream.num_nodes - stream.num_authors:,} files, ranks: {ranks.size}"
+        title=f"{len(stream):,} events; authors: {stream.num_authors:,}, "
+        f"files: {stream.num_nodes - stream.num_authors:,}, ranks: {ranks.size}"
     )
     found.add_column("program")
-    for column in ("seconds", "mean loss", "average precision", "patched rows"):
+    for column in ("seconds", "mean loss", "average precision", "rows patched", "steps late"):
         found.add_column(column, justify="right")
     for result in results:
         found.add_row(
@@ -254,6 +257,7 @@ def table(results: list[Result], stream: EventStream, ranks: Ranks) -> Table:
             f"{summary(result)['loss']:.4f}",
             f"{result.precision:.4f}",
             f"{result.patched:,}",
+            str(result.latest),
         )
     return found
 
@@ -267,6 +271,7 @@ def summary(result: Result) -> dict[str, Any]:
         "losses": result.losses,
         "average_precision": result.precision,
         "rows_patched": result.patched,
+        "steps_late": result.latest,
     }
 
 
