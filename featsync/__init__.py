@@ -56,6 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optim":
+        return importlib.import_module("featsync.optim")
     if name not in _HOSTED:
         raise AttributeError(f"module 'featsync' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOSTED[name]), name)

@@ -27,6 +27,7 @@ HOST_PACKAGES = ("dgl", "torchdata")
 HOSTED = (
     "featsync.caches",
     "featsync.checking.comparison",
+    "featsync.dynamic_feature",
     "featsync.fixed_feature",
     "featsync.loading",
     "featsync.ondisk",
@@ -75,6 +76,7 @@ LAYERS = (
     ("featsync.offers",),
     ("featsync.exchange",),
     ("featsync.dynamic",),
+    ("featsync.optim",),
     ("featsync.partitioned_table",),
     ("featsync.table", "featsync.parts", "featsync.transports"),
     ("featsync.workers", "featsync.residency", "featsync.cache_size", "featsync.routes"),
@@ -115,6 +117,7 @@ PURE = (
     "featsync.host_cache.placement",
     "featsync.host_cache.uses",
     "featsync.move",
+    "featsync.optim.rules",
     "featsync.partition",
     "featsync.plan",
     "featsync.residency",

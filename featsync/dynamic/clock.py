@@ -50,7 +50,7 @@ class FeatureClock:
         lock: HostLock,
         merge: Merge,
         others: Neighbours,
-        room: Callable[[str, int], NDArray[np.uint8]],
+        room: Callable[[str, int, object], NDArray[np.uint8]],
     ) -> None:
         self.room = room
         self.table, self.segment, self.board = table, segment, board
@@ -82,6 +82,24 @@ class FeatureClock:
             return False
         self._driver = iteration
         return True
+
+    def learn(self, name: str, merge: Merge) -> None:
+        """Have entries be gradients from now on.
+
+        Args:
+            name: Of the optimizer, for errors.
+            merge: What it does to rows.
+
+        Raises:
+            ConfigError: The rows have an optimizer, or a loop is under way.
+        """
+        if self.learner is not None:
+            raise ConfigError(f"{name}: these rows are trained by {self.learner} already")
+        if self.driver is not None:
+            raise ConfigError(f"{name}: a loop over these rows is under way; make it before")
+        self.settle()
+        self.commits.merge = merge
+        self.learner = name
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Copy rows as of the last committed step; inside a step, of its start.

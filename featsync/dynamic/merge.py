@@ -62,24 +62,35 @@ class Round(NamedTuple):
         rows: ``(n,)`` int64, distinct.
         values: ``(at least n, *row_shape)``.
         positions: ``(n,)`` int64, which of ``values`` is for which row; ``None``: all, in order.
+        factor: That came with the call.
     """
 
     rows: Rows
     values: torch.Tensor
     positions: Rows | None
+    factor: float = 0.0
 
     def some(self, which: Rows) -> Round:
         """The entries at these places."""
+        if len(which) == len(self.rows):
+            return self  # `which` ascends
         positions = which if self.positions is None else self.positions.take(which)
-        return Round(self.rows.take(which), self.values, positions)
+        return Round(self.rows.take(which), self.values, positions, self.factor)
 
     def taken(self) -> torch.Tensor:
         """``(n, *row_shape)``: the values in order of the rows; may be a view."""
         if self.positions is None:
             return self.values
         out = torch.empty((len(self.rows), *self.values.shape[1:]), dtype=self.values.dtype)
-        take_rows(self.values, torch.from_numpy(self.positions), out)
+        self.take_into(out)
         return out
+
+    def take_into(self, out: torch.Tensor) -> None:
+        """Copy the values in order of the rows."""
+        if self.positions is None:
+            out.copy_(self.values)
+        else:
+            take_rows(self.values, torch.from_numpy(self.positions), out)
 
 
 class RowNumbers:
@@ -150,11 +161,11 @@ def rounds_of(entries: Iterable[Entries], share: int = 0, num_shares: int = 1) -
         if len(rows) == 0:
             continue
         if call.is_distinct:
-            yield Round(rows, call.values, positions)
+            yield Round(rows, call.values, positions, call.factor)
             continue
         for which in _occurrences(rows):
             at = which if positions is None else positions.take(which)
-            yield Round(rows.take(which), call.values, at)
+            yield Round(rows.take(which), call.values, at, call.factor)
 
 
 def _occurrences(rows: Rows) -> Iterator[Rows]:

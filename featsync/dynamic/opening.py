@@ -23,7 +23,7 @@ from featsync.partition import Partition, as_partition
 from featsync.row_kind import RowKind
 from featsync.segment import Segment
 
-__all__ = ["open_clock", "shared_rows"]
+__all__ = ["clock_in", "open_clock", "shared_rows", "size_of"]
 
 _WHERE = "featsync.DynamicFeature"
 
@@ -57,28 +57,33 @@ def open_clock(
     return _together(rows, parts, merge, engine, problem, timeout)
 
 
-def shared_rows(clock: FeatureClock, name: str, kind: RowKind) -> torch.Tensor:
+def shared_rows(clock: FeatureClock, name: str, kind: RowKind, terms: object) -> torch.Tensor:
     """Memory for something beside each row, zeros at first, that the same ranks share.
 
     Args:
         clock: Of the feature.
         name: The same on all ranks, and for one thing only.
         kind: What there is beside a row.
+        terms: What ranks have to agree on, as JSON has it.
 
     Returns:
         ``(num_rows, *kind.shape)``.
+
+    Raises:
+        ConfigError: Another rank asked for it on other terms.
+        CapacityError: There is no memory for it.
     """
     num_bytes = clock.num_rows * kind.num_bytes
-    memory = clock.room(name, num_bytes)
+    memory = clock.room(name, num_bytes, terms)
     return _rows_in(memory, clock.num_rows, kind)
 
 
 def _alone(rows: torch.Tensor, merge: Merge, timeout: float) -> FeatureClock:
     kind = RowKind(tuple(rows.shape[1:]), rows.dtype)
-    segment = Segment.create(HostLock.NUM_BYTES + _size(len(rows), kind, 1))
+    segment = Segment.create(size_of(len(rows), kind, 1))
     HostLock.lay(segment.array[: HostLock.NUM_BYTES])
     others = Neighbours(0, _only_rank, _nobody, timeout)
-    clock = _clock(segment, len(rows), kind, 1, merge, others, _private_room)
+    clock = clock_in(segment, len(rows), kind, 1, merge, others, _private_room)
     clock.table.copy_(rows)
     return clock
 
@@ -108,8 +113,8 @@ def _together(
     kind = RowKind(tuple(rows.shape[1:]), rows.dtype)
     num_rows = len(rows) if parts is None else parts.num_rows
 
-    def room(name: str, num_bytes: int) -> NDArray[np.uint8]:
-        given = engine.room(f"{room_prefix(number)}{name}", 0, num_bytes, num_bytes)
+    def room(name: str, num_bytes: int, terms: object) -> NDArray[np.uint8]:
+        given = engine.room(f"{room_prefix(number)}{name}", 0, num_bytes, [num_bytes, terms])
         return Segment.open(given.handle).array[HostLock.NUM_BYTES :]
 
     others = Neighbours(
@@ -147,13 +152,13 @@ def _attached(
     room: Any,
 ) -> FeatureClock:
     num_ranks = engine.world.size
-    num_bytes = _size(num_rows, kind, num_ranks)
+    num_bytes = size_of(num_rows, kind, num_ranks) - HostLock.NUM_BYTES
     given = engine.room(f"{room_prefix(number)}table", 0, num_bytes, num_bytes)
     segment = Segment.open(given.handle)
-    return _clock(segment, num_rows, kind, num_ranks, merge, others, room)
+    return clock_in(segment, num_rows, kind, num_ranks, merge, others, room)
 
 
-def _clock(
+def clock_in(
     segment: Segment,
     num_rows: int,
     kind: RowKind,
@@ -162,6 +167,17 @@ def _clock(
     others: Neighbours,
     room: Any,
 ) -> FeatureClock:
+    """See a table in memory of `size_of`, with a lock laid at its beginning.
+
+    Args:
+        segment: The memory.
+        num_rows: Of the table.
+        kind: What a row is.
+        num_ranks: That share it.
+        merge: What becomes of rows that several write.
+        others: Who they are.
+        room: Gives further memory that they share; see `FeatureClock`.
+    """
     lock = HostLock(
         segment.array[: HostLock.NUM_BYTES], others.rank, "a dynamic feature", others.name_of
     )
@@ -171,8 +187,10 @@ def _clock(
     return FeatureClock(table, segment, board, lock, merge, others, room)
 
 
-def _size(num_rows: int, kind: RowKind, num_ranks: int) -> int:
-    return _padded(Board.num_bytes(num_ranks)) + num_rows * kind.num_bytes
+def size_of(num_rows: int, kind: RowKind, num_ranks: int) -> int:
+    """Bytes of a table with its board and lock."""
+    board = _padded(Board.num_bytes(num_ranks))
+    return HostLock.NUM_BYTES + board + num_rows * kind.num_bytes
 
 
 def _padded(num_bytes: int) -> int:
@@ -186,7 +204,7 @@ def _rows_in(memory: NDArray[np.uint8], num_rows: int, kind: RowKind) -> torch.T
     return torch.from_numpy(memory[:num_bytes]).view(kind.dtype).view(num_rows, *kind.shape)
 
 
-def _private_room(name: str, num_bytes: int) -> NDArray[np.uint8]:
+def _private_room(name: str, num_bytes: int, terms: object) -> NDArray[np.uint8]:
     return Segment.create(num_bytes).array
 
 
