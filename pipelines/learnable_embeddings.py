@@ -128,7 +128,11 @@ def main(  # noqa: PLR0913 - the options of the command line
         {"sync_feature": {"worker": worker, "staleness": staleness}},
     ]
     settings = configuration.parse({**base, "stages": stages})
-    sparse = {name: OPTIMIZERS[optimizer](embedding(loaded, name), lr=rate) for name in learned}
+    # The mean of the ranks' gradients, which is what DDP takes for the model.
+    sparse = {
+        name: OPTIMIZERS[optimizer](embedding(loaded, name), lr=rate, reduce="mean")
+        for name in learned
+    }
     epochs_done = list(train(settings, loaded, sparse, epochs, ranks))
     if ranks.is_first and json_file is not None:
         json_file.write_text(json.dumps([asdict(epoch) for epoch in epochs_done]))
