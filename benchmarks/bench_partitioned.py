@@ -2,7 +2,7 @@
 
 That program exchanges ids and rows by all_to_all when it needs them (``pipelines/all_to_all.py``).
 
-    python benchmarks/bench_partitioned.py                      all of it, about half an hour
+    python benchmarks/bench_partitioned.py                      all of it, more than an hour
     python benchmarks/bench_partitioned.py --ranks 2 --widths 128 --parts model
 
 Each setting writes ``benchmarks/results/partitioned_<ranks>x<width>.json``. All pipelines run over

@@ -206,7 +206,9 @@ def tables(results: Path) -> Iterator[str]:
         {name: report for name, report in reports.items() if name.startswith("partitioned_")}
     )
     yield from of_file("transports", report_ranks.transports)
+    yield from of_file("link", report_ranks.link)
     yield from of_file("traffic", report_ranks.traffic)
+    yield from of_file("wake", report_ranks.wake)
     yield from of_file("planning", planning)
     yield from of_file("retention", retention)
     yield from of_file("host_cache", host_cache)

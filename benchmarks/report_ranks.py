@@ -1,4 +1,4 @@
-"""Tables of what happens between ranks: split tables, transports, traffic."""
+"""Tables of what happens between ranks: split tables, transports, the link, traffic, waking."""
 
 from __future__ import annotations
 
@@ -101,6 +101,49 @@ def transports(rows: list[Row]) -> Iterator[str]:
             f"| {row['rows']:,} | {4 * row['width']:,} | {raw:.2f} | {landed} | {in_place} "
             f"| {select:.2f} | {memory} | {scattered} | {row['bytes_an_id']:.2f} "
             f"| {row['share_of_ids']:.2%} | {row['wrong_rows']} |"
+        )
+    yield ""
+
+
+def link(rows: list[Row]) -> Iterator[str]:
+    """The table of steps over a link of limited rate."""
+    yield (
+        "**Over a link of 1 Gbit/s** between two pretended machines, one rank on each, beside a "
+        "busy device (simulated), half of the rows on the other machine. *Best* is the longer of "
+        "the device's time and bytes ÷ rate: bytes as a cable carries them, as the network device "
+        "counts them, or as planned, rows and ids alone. Medians (least to most) over rounds, of "
+        "the slower rank (`python benchmarks/bench_link.py`):"
+    )
+    yield ""
+    yield (
+        "| device, ms | step, ms | CPU, ms | / best, by bytes on a cable | counted | planned "
+        "| bytes / planned | wrong rows |"
+    )
+    yield "|---" * 8 + "|"
+    for row in rows:
+        times = " | ".join(f"{1e3 * row[f'{what}_s']:.1f}" for what in ("device", "step", "cpu"))
+        ratios = " | ".join(
+            ranged(row[name], *row["range"][name], digits=3)
+            for name in ("ratio_wire", "ratio_sent", "ratio_planned")
+        )
+        yield f"| {times} | {ratios} | {row['bytes_ratio']:.4f} | {row['wrong_rows']} |"
+    yield ""
+
+
+def wake(rows: list[Row]) -> Iterator[str]:
+    """The table of how long it takes to wake another process."""
+    yield (
+        "**Waking another process** of this machine: from telling it to the end of its wait; "
+        "*poll* looks every half millisecond (`python benchmarks/bench_wake.py`):"
+    )
+    yield ""
+    yield "| way | median, µs | target | p99, µs | most, µs | CPU, µs a wait |"
+    yield "|---" * 6 + "|"
+    for row in rows:
+        target = f"{row['target_us']:.0f}" if "target_us" in row else ""
+        yield (
+            f"| {row['way']} | {row['median_us']:.1f} | {target} | {row['p99_us']:.1f} "
+            f"| {row['max_us']:,.0f} | {row['cpu_us']:.1f} |"
         )
     yield ""
 

@@ -49,6 +49,7 @@ class Session:
 
     Raises:
         ConfigError: A feature needs a gradient.
+        PeerError: Another rank is in the way of beginning.
     """
 
     def __init__(
@@ -63,32 +64,28 @@ class Session:
     ) -> None:
         self._unchanged = Unchanged(tables)
         self.clock = StepClock()
-        self._tables = tables
-        self._mover = mover
+        self._tables, self._mover = tables, mover
         self._residencies = {
             key: residency
             for key, residency in residencies.items()
             if residency.drive(self.clock.is_running, self._unchanged.versions[key])
         }
-        self._remote = remote
-        self._shared = {
-            key: cache
-            for key, cache in (shared or {}).items()
-            if cache.begin(self.clock.is_running, partial(self._watch, key))
-        }
+        self._remote, self._dynamic = remote, dynamic
+        self._shared: dict[FeatureKey, HostCache] = {}
+        try:
+            for key, cache in (shared or {}).items():
+                if cache.begin(self.clock.is_running, partial(self._watch, key)):
+                    self._shared[key] = cache
+            if dynamic is not None:
+                dynamic.open(self.clock.is_running)
+        except BaseException:  # nobody closes a session that never was
+            self._let_go(is_clean=True)  # nothing was planned: slots hold what they should
+            raise
         retentions = {key: residency.retention for key, residency in self._residencies.items()}
         self.window = PlanWindow(retentions, self._shared, far)
-        self._num_begun = 0
+        self._num_begun = self._num_pushed = 0
         self._has_failed = False
         self._announced: deque[Ticket] = deque()
-        self._num_pushed = 0
-        self._dynamic = dynamic
-        if dynamic is not None:
-            try:
-                dynamic.open(self.clock.is_running)
-            except BaseException:
-                self.clock.stop()
-                raise
 
     @property
     def is_dynamic(self) -> bool:
@@ -196,13 +193,16 @@ class Session:
         if self.clock.is_running() and num_carried_out < self.window.num_planned:
             for residency in self._residencies.values():
                 residency.distrust()
-        if self.clock.is_running() and self._remote is not None:
-            is_clean = self._num_begun == self.window.num_planned and not self._has_failed
-            for cache in self._shared.values():
-                cache.end(is_clean)
+        if self.clock.is_running():
+            if self._dynamic is not None:
+                self._dynamic.end()
+            self._let_go(self._num_begun == self.window.num_planned and not self._has_failed)
+
+    def _let_go(self, is_clean: bool) -> None:
+        for cache in self._shared.values():
+            cache.end(is_clean)
+        if self._remote is not None:
             self._remote.close()
-        if self.clock.is_running() and self._dynamic is not None:
-            self._dynamic.end()
         self.clock.stop()
 
     def _count(self, key: FeatureKey) -> FeatureStats:

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from featsync.errors import ConfigError, PeerError, PeerTimeoutError
+from support.folders import preprocessed_folder
 
 pytestmark = pytest.mark.dgl
 
@@ -20,12 +21,7 @@ STAGES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from featsync.ondisk import open_folder
-    from support.folders import homogeneous_folder
-
-    path = homogeneous_folder(tmp_path_factory.mktemp("tiny"))
-    open_folder(str(path), "node_classification")  # preprocess once, not in every rank
-    return path
+    return preprocessed_folder(tmp_path_factory.mktemp("tiny"))
 
 
 def configuration(folder, name, *stages, **changes):

@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from featsync import cli
 from featsync.calibration import command
 from featsync.calibration.errands import Errands
 from featsync.calibration.protocol import FetchPrepared, KeepFetching, Prepare, RunPython
@@ -22,21 +22,14 @@ from featsync.exchange.engines import engine_of
 from featsync.profile import VARIABLE, load_profile, machine_name
 from featsync.transports import TRANSPORTS
 from featsync.transports.shared_memory import SharedMemory
+from support.commands import run_command
 from support.ranks import run_ranks
 
 
 @pytest.fixture
 def calibrate(monkeypatch, capsys):
     """Runs the program; gives exit status, and what it printed on both channels."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["featsync", "calibrate", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return run
+    return partial(run_command, monkeypatch, capsys, "calibrate")
 
 
 @pytest.mark.multirank

@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
-import yaml
 
-from featsync import cli
 from featsync.bench.check_rows import RowCheck
 from featsync.checking.protocol import FeatureFound, Outcome
 from featsync.checking.report import holdings_table, summary
 from featsync.transports import TRANSPORTS
+from support.commands import FEATSYNC, run_command, write_pipeline
+from support.folders import preprocessed_folder
 
 pytestmark = pytest.mark.dgl
-
-KEYS = {"node_feature_keys": ["feat", "mapped"], "edge_feature_keys": ["weight"]}
-SAMPLE = {"sample_neighbor": {"fanouts": [3, 3]}}
-STAGES = [SAMPLE, {"plan_feature": KEYS}, {"sync_feature": {}}]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from featsync.ondisk import open_folder
-    from support.folders import homogeneous_folder
-
-    path = homogeneous_folder(tmp_path_factory.mktemp("tiny"))
-    open_folder(str(path), "node_classification")  # preprocess once, not in every process
-    return path
+    return preprocessed_folder(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
 def check(folder, tmp_path, monkeypatch, capsys):
     """Checks a pipeline; gives exit status, and what was printed on both channels."""
 
-    def run(*arguments, stages=STAGES, **changes):
-        path = tmp_path / "split.yaml"
-        settings = {"dataset": {"path": str(folder)}, "batch_size": 16, "stages": stages}
-        path.write_text(yaml.safe_dump({**settings, **changes}))
-        monkeypatch.setattr(sys, "argv", ["featsync", "check", str(path), *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
+    def run(*arguments, stages=FEATSYNC, **changes):
+        path = write_pipeline(tmp_path / "split.yaml", folder, stages, **changes)
+        return run_command(monkeypatch, capsys, "check", path, *arguments)
 
     return run
 
@@ -84,7 +68,7 @@ def test_a_transport_that_brings_other_rows_is_found(check, monkeypatch):
 
 @pytest.mark.multirank
 def test_a_rank_that_fails_is_named(check):
-    stages = [*STAGES, {"fail_on_rank": {"rank": 1}}]
+    stages = [*FEATSYNC, {"fail_on_rank": {"rank": 1}}]
 
     status, _, errors = check("--ranks", "2", "--import", "support.wrong_stages", stages=stages)
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import yaml
 
-from featsync import cli
+from support.commands import FEATSYNC, SAMPLE, STOCK, run_command, write_pipeline
+from support.folders import preprocessed_folder
 
 pytestmark = pytest.mark.dgl
-
-SAMPLE = {"sample_neighbor": {"fanouts": [3, 3]}}
-KEYS = {"node_feature_keys": ["feat", "mapped"], "edge_feature_keys": ["weight"]}
-STOCK = [SAMPLE, {"fetch_feature": KEYS}]
-FEATSYNC = [SAMPLE, {"plan_feature": KEYS}, {"sync_feature": {}}]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from featsync.ondisk import open_folder
-    from support.folders import homogeneous_folder
-
-    path = homogeneous_folder(tmp_path_factory.mktemp("tiny"))
-    open_folder(str(path), "node_classification")  # preprocess once, not in every process
-    return path
+    return preprocessed_folder(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
@@ -35,10 +25,7 @@ def pipeline(folder, tmp_path):
     """Writes a configuration file; gives its path as typed."""
 
     def write(name, stages, **changes):
-        path = tmp_path / f"{name}.yaml"
-        settings = {"dataset": {"path": str(folder)}, "batch_size": 16, "stages": stages}
-        path.write_text(yaml.safe_dump({**settings, **changes}))
-        return str(path)
+        return write_pipeline(tmp_path / f"{name}.yaml", folder, stages, **changes)
 
     return write
 
@@ -46,15 +33,7 @@ def pipeline(folder, tmp_path):
 @pytest.fixture
 def featsync(monkeypatch, capsys):
     """Runs the program; gives exit status, and what it printed on both channels."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["featsync", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return run
+    return partial(run_command, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("stages", [STOCK, FEATSYNC], ids=["stock", "featsync"])

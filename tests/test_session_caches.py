@@ -6,17 +6,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from featsync.errors import PeerError, PlanError
+from featsync.session import Session
 from support.sessions import (
     CACHING,
     IN_THIS_PROCESS,
     deliveries,
+    host_cache,
     mover,
     open_session,
     residency,
+    table,
     want,
     wrong_rows,
 )
-from support.strategies import NODE, cases, table_of
+from support.strategies import EDGE, NODE, OTHER, cases, table_of
 
 
 def caches_of(case):
@@ -168,3 +172,44 @@ def test_a_session_nested_in_another_reads_from_home_and_disturbs_nothing():
 
     assert inner.stats.features[NODE].rows["cache"] == 0
     assert outer.stats.features[NODE].rows["cache"] > 0
+
+
+class Remote:
+    """Other ranks, of which nothing is wanted; ``is_open`` until they are told that it is over."""
+
+    keys = frozenset()
+    is_open = True
+
+    def close(self):
+        self.is_open = False
+
+
+class Unopened:
+    """Features whose rows change, while another rank is still in the epoch before."""
+
+    def open(self, is_alive):
+        raise PeerError("still there", "rank 1")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, None], ids=["first", "between", "last", "dynamic"])
+def test_a_session_that_cannot_begin_leaves_all_caches_to_the_next(place):
+    tensor = table_of(20, (2,), torch.float32)
+    homes = {key: table(key, tensor) for key in (NODE, EDGE, OTHER)}
+    own = residency(NODE, tensor, 10)
+    caches, memories = zip(*(host_cache(tensor, 10) for _ in homes), strict=True)
+    shared = dict(zip(homes, caches, strict=True))
+    remote, loader = Remote(), mover(homes)
+
+    if place is None:
+        with pytest.raises(PeerError, match="still there"):
+            Session(homes, {NODE: own}, loader, remote, shared, dynamic=Unopened())
+    else:
+        with caches[place].hold(), pytest.raises(PlanError, match="already holds the lock"):
+            Session(homes, {NODE: own}, loader, remote, shared)
+
+    assert not remote.is_open
+    assert own.drive(lambda: True, homes[NODE].version)
+    for cache, memory in zip(caches, memories, strict=True):
+        assert memory.progress.running.tolist() == [0]  # the other ranks do not reckon with it
+        assert cache.is_trusted()
+        assert cache.begin(lambda: True, lambda rank: lambda: None)

@@ -92,6 +92,15 @@ def heterogeneous_folder(folder: Path) -> Path:
     return folder
 
 
+def preprocessed_folder(folder: Path) -> Path:
+    """Write that of `homogeneous_folder` and preprocess it once, not in every process."""
+    from featsync.ondisk import open_folder  # needs DGL, which writing a folder does not
+
+    path = homogeneous_folder(folder)
+    open_folder(str(path), "node_classification")
+    return path
+
+
 def _feature(
     domain: str, type_name: str | None, name: str, *, in_memory: bool, path: str | None = None
 ) -> dict[str, Any]:

@@ -9,9 +9,15 @@ import torch
 from featsync.counts import FeatureStats, Stats
 from featsync.device import CpuDevice
 from featsync.flights import Mover
+from featsync.host_cache.cache import HostCache
+from featsync.host_cache.layout import CacheMemory, CacheShape
+from featsync.host_cache.uses import UsesOfRanks
+from featsync.host_lock import HostLock
 from featsync.plan import Want
 from featsync.residency import CacheSettings, Residency
 from featsync.retention import RETENTION
+from featsync.retention.levels import CountedLevels
+from featsync.row_kind import RowKind
 from featsync.segment import Segment
 from featsync.session import Session
 from featsync.table import TensorTable
@@ -37,6 +43,19 @@ def residency(key, tensor, num_slots, policy="window", window=2, score=None):
     slots = torch.full((num_slots, *tensor.shape[1:]), 119).to(tensor.dtype)
     settings = CacheSettings(num_slots, policy, window)
     return Residency(key, settings, len(tensor), slots, score)
+
+
+def host_cache(tensor, num_slots, window=2):
+    """A cache that a machine's ranks share, as its only rank has it; and its memory."""
+    kind = RowKind(tuple(tensor.shape[1:]), tensor.dtype)
+    shape = CacheShape(len(tensor), num_slots, 1, window)
+    block = Segment.create(HostLock.NUM_BYTES + CacheMemory.num_bytes(shape, kind)).array
+    HostLock.lay(block)
+    lock = HostLock(block, 0, "the cache", str)
+    memory = CacheMemory(shape, kind, block[HostLock.NUM_BYTES :])
+    uses = UsesOfRanks(memory.words, memory.progress)
+    levels = CountedLevels(len(tensor), num_slots, memory.counts, memory.totals)
+    return HostCache(memory, lock, uses, levels, 0, ((0,), 0), str, TIMEOUT_S), memory
 
 
 def mover(keys, worker="inline", device=None):
