@@ -195,7 +195,7 @@ def work(
     for step, minibatch in enumerate(loader):
         rows, positions, times = read(minibatch), minibatch.compacted_seeds, minibatch.times
         pairs = torch.cat([positions[:, :2], positions[:, ::2]])
-        labels = torch.arange(2).repeat_interleave(len(times)).sub(1).neg().float()
+        labels = torch.cat([torch.ones_like(times), torch.zeros_like(times)]).float()
         with torch.set_grad_enabled(step < learn):
             judge = trained if step < learn else model
             logits, memory = judge(rows, pairs, times.repeat(2))
