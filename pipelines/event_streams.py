@@ -147,13 +147,21 @@ def _stream(authors: np.ndarray, files: np.ndarray, times: np.ndarray) -> EventS
     )
 
 
+class DealtItemSampler(gb.ItemSampler):
+    """Samples items that were dealt out to ranks already.
+
+    As with `gb.DistributedItemSampler`, being a class of its own is what matters: the minibatches
+    of a plain ``ItemSampler`` gb.DataLoader deals out to the ranks, here once more.
+    """
+
+
 def minibatches(stream: EventStream, batch_size: int, rank: int = 0, num_ranks: int = 1) -> Any:
     """Make the datapipe of a rank's minibatches, in order of time; they are dealt out in turn."""
     batches = torch.arange(len(stream)) // batch_size
     mine = batches % num_ranks == rank
     triples = torch.cat([stream.pairs, stream.negatives()[:, None]], dim=1)
     items = gb.ItemSet((triples[mine], stream.times[mine]), names=("seeds", "times"))
-    return gb.ItemSampler(items, batch_size, minibatcher=_minibatch)
+    return DealtItemSampler(items, batch_size, minibatcher=_minibatch)
 
 
 def _minibatch(batch: tuple[Tensor, Tensor], names: tuple[str, ...]) -> gb.MiniBatch:

@@ -47,9 +47,8 @@ class NodeMemory(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # From a second to decades.
-        rates = torch.logspace(0, -np.log10(_LONGEST_S), _TIME_WIDTH)
-        self.register_buffer("rates", rates, persistent=False)
+        # From a second to decades. No buffer, which DDP would send around in each step.
+        self._rates = torch.logspace(0, -np.log10(_LONGEST_S), _TIME_WIDTH)
         self.update = nn.GRUCell(2 * width + _TIME_WIDTH, width)
         self.decode = nn.Sequential(
             nn.Linear(3 * width + 2, 2 * width), nn.ReLU(), nn.Linear(2 * width, 1)
@@ -76,7 +75,7 @@ class NodeMemory(nn.Module):
 
     def _current(self, rows: Mapping[str, Tensor]) -> Tensor:
         since, mail_time = rows["clock"].unbind(1)
-        passed = (mail_time - since).float()[:, None] * self.rates
+        passed = (mail_time - since).float()[:, None] * self._rates
         changed = self.update(torch.cat([rows["mail"], passed.cos()], dim=1), rows["memory"])
         return torch.where((mail_time == _NO_MAIL)[:, None], rows["memory"], changed)
 

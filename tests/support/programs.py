@@ -13,20 +13,28 @@ PROJECT = Path(__file__).parents[2]
 
 
 def run_program(
-    script: str, *options: object, ranks: int = 1, timeout_s: float = 150.0
+    script: str, *options: object, ranks: int = 1, timeout_s: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
     """Run one of ``pipelines/`` to its end, under torchrun if there are several ranks."""
     launcher = [sys.executable]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*launcher, str(PROJECT / "pipelines" / script), *map(str, options)],
+    command = [*launcher, str(PROJECT / "pipelines" / script), *map(str, options)]
+    with subprocess.Popen(
+        command,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            # Politely, so that torchrun ends its ranks as well.
+            process.terminate()
+            out, err = process.communicate()
+            raise AssertionError(f"{script} still ran after {timeout_s} s:\n{out}{err}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def results_of(folder: Path, script: str, *options: object, ranks: int = 1) -> Any:
