@@ -59,14 +59,14 @@ class Epoch:
         accuracy: Of the validation nodes.
         seconds: Of training.
         rows_per_second: Rows of embeddings that were delivered and then changed.
-        memory_mb: Of all ranks together, without mapped files; what they share counts once.
+        private_mb: Memory that the ranks have for themselves, all together.
     """
 
     loss: float
     accuracy: float
     seconds: float
     rows_per_second: float
-    memory_mb: float
+    private_mb: float
 
 
 class EmbeddingStep(TrainStep):
@@ -133,6 +133,8 @@ def main(  # noqa: PLR0913 - the options of the command line
         name: OPTIMIZERS[optimizer](embedding(loaded, name), lr=rate, reduce="mean")
         for name in learned
     }
+    if ranks.is_first:
+        report_tables(loaded, sparse)
     epochs_done = list(train(settings, loaded, sparse, epochs, ranks))
     if ranks.is_first and json_file is not None:
         json_file.write_text(json.dumps([asdict(epoch) for epoch in epochs_done]))
@@ -195,7 +197,7 @@ def train(
         seconds = train_epoch(step, loaders[0], feed)
         accuracy = validate(step, loaders[1], feed)
         loss, minibatches, rows, memory = sum_over_ranks(
-            sum(step.losses), len(step.losses), step.num_rows, resident_mb()
+            sum(step.losses), len(step.losses), step.num_rows, private_mb()
         )
         epoch = Epoch(loss / minibatches, accuracy, seconds, rows / seconds, memory)
         if ranks.is_first:
@@ -211,18 +213,33 @@ def sum_over_ranks(*values: float) -> list[float]:
     return totals.tolist()
 
 
-def resident_mb() -> float:
-    """Memory of this process, and of what it shares with others its part; without mapped files."""
+def private_mb() -> float:
+    """Memory of this process alone, without what is shared or mapped from files."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    kilobytes = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
-    return (kilobytes["Pss_Anon:"] + kilobytes["Pss_Shmem:"]) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:")) / 1024
+
+
+def report_tables(dataset: LoadedDataset, sparse: Mapping[str, Any]) -> None:
+    """Print what lies in memory once on the machine, however many ranks there are."""
+    for node_type, optimizer in sparse.items():
+        feature = embedding(dataset, node_type)
+        row = feature.size().numel()
+        table_mb = feature.count() * row * 4 / 1e6
+        states = optimizer.states.values()
+        state_mb = sum(state.numel() * state.element_size() for state in states) / 1e6
+        print(
+            f"{feature.count():,} embeddings of {node_type}, width {row}: "
+            f"{table_mb:,.0f} MB, the optimizer's state {state_mb:,.0f} MB",
+            flush=True,
+        )
 
 
 def report(number: int, epoch: Epoch) -> None:
     """Print one epoch."""
     print(
         f"epoch {number}: {epoch.seconds:.2f} s, loss {epoch.loss:.4f}, validation accuracy "
-        f"{epoch.accuracy:.4f}, {epoch.rows_per_second:,.0f} rows/s, {epoch.memory_mb:,.0f} MB",
+        f"{epoch.accuracy:.4f}, {epoch.rows_per_second:,.0f} rows/s, private memory "
+        f"{epoch.private_mb:,.0f} MB",
         flush=True,
     )
 

@@ -19,7 +19,7 @@ def test_embeddings_are_learned(tmp_path, optimizer):
 
     assert second["loss"] < first["loss"]
     assert second["rows_per_second"] > 0
-    assert second["memory_mb"] > 0
+    assert second["private_mb"] > 0
 
 
 @pytest.mark.multirank
