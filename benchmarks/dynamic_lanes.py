@@ -15,7 +15,12 @@ import torch.distributed as dist
 from torch.utils.data import IterDataPipe
 
 import featsync
+from featsync.dynamic.merge import Entries, RowNumbers, rounds_of
+from featsync.optim.learning import Learning
+from featsync.optim.rules import Adagrad
 from featsync.plan import FeatureKey
+from featsync.pool import Pool
+from featsync.row_items import take_rows
 
 # DGL puts eps inside of the root, torch and featsync outside; so small that it makes no difference.
 LR, EPS = 0.1, 1e-24
@@ -116,6 +121,7 @@ class _NodeEmbedding:
 
     def epoch(self, wanted: _Wanted) -> None:
         for ids in wanted[self._rank]:
+            self._optimizer.zero_grad()
             rows = self._embedding(ids, torch.device("cpu"))
             _use(rows, self._work)
             self._optimizer.step()
@@ -153,28 +159,27 @@ class _Featsync:
 
 
 class _Alone:
-    """The first rank does all ranks' work, merged, on a table of its own; the others wait."""
+    """The first rank does all ranks' work by the same means, uncoordinated; the others wait."""
 
     def __init__(self, work: Workload, rank: int, start: torch.Tensor) -> None:
-        self._work = work
+        self._work, self._warm = work, Pool()
         self._table = start.clone() if rank == 0 else None
-        if rank == 0:
-            self._sum = torch.zeros_like(start)
+        rule = Adagrad(EPS)
+        self._learning = Learning(rule, {"sum": torch.zeros_like(start)})
+        self._numbers = RowNumbers(work.rows)
 
     def epoch(self, wanted: _Wanted) -> None:
         if self._table is None:
             return
-        for ids in [torch.cat(of_ranks) for of_ranks in zip(*wanted, strict=True)]:
-            rows = self._table.index_select(0, ids).requires_grad_()
-            _use(rows, self._work)
-            distinct, inverse = torch.unique(ids, return_inverse=True)
-            gradients = torch.zeros((len(distinct), self._work.width))
-            gradients.index_add_(0, inverse, rows.grad)
-            total = self._sum.index_select(0, distinct).addcmul_(gradients, gradients)
-            values = self._table.index_select(0, distinct)
-            values.addcdiv_(gradients, total.sqrt().add_(EPS), value=-LR)
-            self._sum.index_copy_(0, distinct, total)
-            self._table.index_copy_(0, distinct, values)
+        for of_ranks in zip(*wanted, strict=True):
+            entries = []
+            for ids in of_ranks:
+                rows = self._warm.take((len(ids), self._work.width), torch.float32)
+                take_rows(self._table, ids, rows)
+                rows.requires_grad_()
+                _use(rows, self._work)
+                entries.append(Entries(ids.numpy(), rows.grad, True, LR))
+            self._learning.apply(self._table, list(rounds_of(entries)), self._numbers)
 
     def table(self) -> torch.Tensor | None:
         return self._table
