@@ -282,11 +282,8 @@ def test_a_repository_is_learned_from(tmp_path, repository):
 
     results = results_of(tmp_path, "temporal_memory.py", "--git", repository.folder, *options)
 
-    assert [result["name"] for result in results] == [
-        "no lookahead",
-        "featsync, exact",
-        "featsync, 3 late",
-    ]
+    names = ["no lookahead", "featsync, exact", "featsync, 3 late"]
+    assert [result["name"] for result in results] == names
 
 
 @pytest.mark.multirank
