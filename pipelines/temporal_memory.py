@@ -218,18 +218,12 @@ def work(
 
 def precision_of_all_ranks(scores: list[Tensor]) -> float:
     """Put the scores of all ranks together; collective."""
-    everybody = mine = torch.cat([*scores, torch.empty(0, 2)])
+    mine = torch.cat([*scores, torch.empty(0, 2)])
+    parts = [mine]
     if dist.is_initialized():
-        # Not all_gather_object: what it sends is freed under the interpreter's lock by a thread of
-        # gloo, which may still be at it while destroy_process_group holds that lock and waits.
-        longest = torch.tensor(len(mine))
-        dist.all_reduce(longest, dist.ReduceOp.MAX)
-        padded = torch.full((int(longest), 2), float("nan"))
-        padded[: len(mine)] = mine
-        parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, padded)
-        everybody = torch.cat(parts)
-        everybody = everybody[~everybody[:, 0].isnan()]
+        parts = [mine] * dist.get_world_size()
+        dist.all_gather_object(parts, mine)
+    everybody = torch.cat(parts)
     labels = torch.tensor([1, 0]).expand(len(everybody), 2)
     return average_precision(everybody.flatten(), labels.flatten())
 
