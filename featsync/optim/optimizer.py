@@ -85,11 +85,10 @@ class RowOptimizer:
             )
         for _, leaf in driver.leaves:
             leaf.grad = None
-        ids = [ids.to("cpu", torch.int64) for ids, _ in found]
-        rows = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64)
-        values = [gradient for _, gradient in found]
         kind = self._clock.kind
-        gradients = torch.cat(values) if values else torch.empty((0, *kind.shape), dtype=kind.dtype)
+        rows = _joined([ids.to("cpu", torch.int64) for ids, _ in found], (0,), torch.int64)
+        shape = (0, *kind.shape)
+        gradients = _joined([gradient for _, gradient in found], shape, kind.dtype)
         gradients = checked_values(gradients, len(rows), kind, where)
         self._clock.write(driver, rows, gradients, minibatch, self.lr)
 
@@ -128,6 +127,13 @@ class RowOptimizer:
         self._clock.settle()
         self._clock.commits.assign(write)
         self.lr = float(state["lr"])
+
+
+def _joined(parts: list[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """One tensor of all; of this shape where there is none."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(shape, dtype=dtype)
 
 
 class SparseSGD(RowOptimizer):
