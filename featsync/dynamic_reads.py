@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -26,6 +27,10 @@ from featsync.plan import FeatureKey, Fetch
 from featsync.table import DynamicTable
 
 __all__ = ["DynamicReads"]
+
+
+class _Step:
+    """Stands for a step; the minibatch that it delivered carries it."""
 
 
 class DynamicReads:
@@ -47,7 +52,8 @@ class DynamicReads:
         self._next: Flight | None = None
         self._is_written = {table.clock: np.zeros(0, np.bool_) for table in tables.values()}
         self._cpu = CpuDevice()
-        self.step = object()
+        self.step: object = None
+        self._steps: weakref.WeakSet[_Step] = weakref.WeakSet()
 
     def open(self, is_alive: Callable[[], bool]) -> None:
         """Begin to iterate.
@@ -94,7 +100,8 @@ class DynamicReads:
         Args:
             flight: Its early reads are done.
         """
-        self.step = object()
+        self.step = step = _Step()
+        self._steps.add(step)
         for key in flight.wants:
             if key in self._tables:
                 self._settle(key, flight)
@@ -109,7 +116,10 @@ class DynamicReads:
         for clock, iteration in self._iterations.items():
             if iteration.has_trained:
                 self._mover.trained.add(clock)
+            if iteration.is_driver:
+                clock.last_loop = iteration.reader, self._steps
             iteration.end()
+        self.step = None
 
     def _start(self, flight: Flight) -> None:
         moves: list[Move] = []
