@@ -3,8 +3,8 @@
 ::
 
     asked for n      ask ─▶ step n-1 is closed
-                     arrive ─▶ commit n-1 ─▶ wait for early reads of n ─▶ patch ─▶ deliver n
-                                                                             └─▶ early reads of n+1
+                     arrive ─▶ commit of what n reads ─▶ patch what was read early ─▶ deliver n
+    beside step n    the rest of the commit ─▶ early reads of n+1
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from featsync.device import CpuDevice
 from featsync.dynamic.clock import FeatureClock
@@ -23,10 +24,13 @@ from featsync.dynamic.positions import Position
 from featsync.fetching import home_moves
 from featsync.flights import Flight, Mover
 from featsync.move import Call, Gather, Move
-from featsync.plan import FeatureKey, Fetch
+from featsync.plan import FeatureKey, Fetch, Want
 from featsync.table import DynamicTable
 
 __all__ = ["DynamicReads"]
+
+_Rows = NDArray[np.int64]
+_NO_IDS = np.empty(0, np.int64)
 
 
 class _Step:
@@ -47,13 +51,14 @@ class DynamicReads:
     ) -> None:
         self._tables, self._staleness, self._mover = dict(tables), staleness, mover
         self._iterations: dict[FeatureClock, Iteration] = {}
-        self._snapshots: dict[FeatureClock, tuple[Position, int]] = {}
         self._seen: dict[FeatureKey, Position] = {}
         self._next: Flight | None = None
         self._is_written = {table.clock: np.zeros(0, np.bool_) for table in tables.values()}
         self._cpu = CpuDevice()
         self.step: object = None
         self._steps: weakref.WeakSet[_Step] = weakref.WeakSet()
+        # What the next step does not want can be merged beside it, by whoever runs ahead of it.
+        self._leaves_later = mover.worker.runs_ahead and mover.worker.runs_calls
 
     def open(self, is_alive: Callable[[], bool]) -> None:
         """Begin to iterate.
@@ -92,7 +97,7 @@ class DynamicReads:
             PeerError: A rank that has to end its step has ended.
         """
         for iteration in self._iterations.values():
-            iteration.arrive()
+            iteration.arrive(self._leaves_later)
 
     def deliver(self, flight: Flight) -> None:
         """Read again what was written since, and begin with the minibatch after.
@@ -110,6 +115,8 @@ class DynamicReads:
         following, self._next = self._next, None
         if following is not None:
             self._start(following)
+        elif self._leaves_later:
+            self._mover.caller.submit(self._later_moves(), is_watched=True)
 
     def end(self) -> None:
         """The iteration is over; safe in a finalizer."""
@@ -122,80 +129,93 @@ class DynamicReads:
         self.step = None
 
     def _start(self, flight: Flight) -> None:
+        """Have rows read while the minibatch before is used: early, or in a hold."""
         moves: list[Move] = []
-        calls: list[Move] = []
+        calls = self._later_moves()
         for clock, iteration in self._iterations.items():
-            self._snapshots[clock] = iteration.snapshot()
+            ids = [_ids_of(w) for k, w in flight.wants.items() if k in self._of(clock)]
+            if iteration.reads_early:
+                iteration.begin_early(np.concatenate([one.numpy() for one in ids] or [_NO_IDS]))
+                if self._leaves_later:
+                    # Early, but not before all ranks are through with the last commit.
+                    calls.append(Call("rows", partial(clock.commits.advance, iteration.step)))
         for key, want in flight.wants.items():
             if (table := self._tables.get(key)) is None:
                 continue
-            if self._staleness == 0:
+            iteration = self._iterations[table.clock]
+            if iteration.reads_early:
                 whole = flight.whole[key]
                 moves += home_moves(key, table.tensor, want, Fetch(want.num_rows), whole)
             else:
-                iteration = self._iterations[table.clock]
                 read = partial(self._read_whole, key, iteration, flight, iteration.step)
                 calls.append(Call(str(key), read))
+        if self._leaves_later:
+            calls, moves = [*calls, *moves], []
         if moves:
             flight.tickets.append(self._mover.worker.submit(moves))
         if calls:
             # They wait for other ranks, and watch over these.
             flight.tickets.append(self._mover.caller.submit(calls, is_watched=True))
 
+    def _later_moves(self) -> list[Move]:
+        if not self._leaves_later:
+            return []
+        return [Call("rows", clock.commits.merge_later) for clock in self._iterations]
+
+    def _of(self, clock: FeatureClock) -> list[FeatureKey]:
+        return [key for key, table in self._tables.items() if table.clock is clock]
+
     def _read_whole(
         self, key: FeatureKey, iteration: Iteration, flight: Flight, own: Position
     ) -> None:
-        ids = flight.wants[key].ids
-        rows = ids[0] if len(ids) == 1 else torch.cat(ids)
-        self._seen[key] = iteration.read_whole(rows, flight.whole[key], own)
+        ids = _ids_of(flight.wants[key])
+        self._seen[key] = iteration.read_whole(ids, flight.whole[key], own)
 
     def _settle(self, key: FeatureKey, flight: Flight) -> None:
         table = self._tables[key]
         iteration = self._iterations[table.clock]
         stats = self._mover.stats.features[key]
-        if self._staleness == 0:
-            written = iteration.rows_to_patch(self._snapshots[table.clock])
-            stats.rows_patched += self._patch(table, flight, written)
-        elif key in self._seen:
-            stats.staleness = max(stats.staleness, iteration.lag_of(self._seen.pop(key)))
+        if (seen := self._seen.pop(key, None)) is None:
+            stats.rows_patched += self._patch(table, flight, iteration.rows_to_patch())
+        elif iteration.is_current(seen):
+            stats.staleness = max(stats.staleness, iteration.lag_of(seen))
+        else:
+            stats.rows_patched += self._patch(table, flight, None)
         if table.clock.learner is not None:
             leaves = tuple(rows.detach().requires_grad_() for rows in flight.rows[key])
             flight.rows[key] = leaves
             iteration.leaves += zip(flight.wants[key].ids, leaves, strict=True)
 
-    def _patch(
-        self,
-        table: DynamicTable,
-        flight: Flight,
-        written: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
-    ) -> int:
+    def _patch(self, table: DynamicTable, flight: Flight, written: _Rows | None) -> int:
         """Read rows again that were written; ``None``: all. Returns how many."""
-        want, whole = flight.wants[table.key], flight.whole[table.key]
-        ids = want.ids[0] if len(want.ids) == 1 else torch.cat(want.ids)
+        ids, whole = _ids_of(flight.wants[table.key]), flight.whole[table.key]
         if written is None:
-            positions = torch.arange(len(ids))
-        elif len(written) == 0:
+            with table.clock.commits.hold():
+                self._gather(Gather(str(table.key), table.tensor, ids, whole))
+            return len(ids)
+        if len(written) == 0:
             return 0
-        else:
-            positions = torch.from_numpy(self._hits(table, ids, written))
-        moves = [Gather(str(table.key), table.tensor, ids[positions], whole, positions)]
-        if whole.device.type == "cpu":
-            self._cpu.execute(moves)
-        else:
-            self._mover.worker.submit(moves).wait()
+        positions = torch.from_numpy(self._hits(table, ids, written))
+        self._gather(Gather(str(table.key), table.tensor, ids[positions], whole, positions))
         return len(positions)
 
-    def _hits(
-        self,
-        table: DynamicTable,
-        ids: torch.Tensor,
-        written: np.ndarray[tuple[int], np.dtype[np.int64]],
-    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _gather(self, gather: Gather) -> None:
+        if gather.target.device.type == "cpu":
+            self._cpu.execute([gather])
+        else:
+            self._mover.worker.submit([gather]).wait()
+
+    def _hits(self, table: DynamicTable, ids: torch.Tensor, written: _Rows) -> _Rows:
         """Where a minibatch wants rows that were written."""
         mark = self._is_written[table.clock]
         if len(mark) == 0:
             mark = self._is_written[table.clock] = np.zeros(table.num_rows, np.bool_)
         mark[written] = True
-        hits = np.flatnonzero(mark.take(ids.cpu().numpy()))
+        hits = np.flatnonzero(mark.take(ids.numpy()))
         mark[written] = False
         return hits
+
+
+def _ids_of(want: Want) -> torch.Tensor:
+    """All ids of a minibatch, on the CPU."""
+    return (want.ids[0] if len(want.ids) == 1 else torch.cat(want.ids)).cpu()

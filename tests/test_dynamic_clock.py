@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -80,7 +81,6 @@ def test_reading_alone_moves_nothing_and_waits_for_nobody():
     iteration = driver(clocks[0])
     for _ in range(3):
         iteration.ask()
-        iteration.snapshot()
         iteration.arrive()
         iteration.deliver(object())
     iteration.end()
@@ -141,16 +141,17 @@ def test_commit_ends_a_step_and_begins_another():
     def body(rank):
         iteration = driver(clocks[rank])
         iteration.deliver(object())
-        snapshot = iteration.snapshot()
+        iteration.take_part()
+        iteration.begin_early(np.array([1]))
         for _ in range(4):
             before = clocks[rank].read()
             clocks[rank].update(before + 1, minibatch=None)
             clocks[rank].commit()
             assert same_bits(clocks[rank].read(), before + 2)
         iteration.ask()
-        iteration.arrive()
+        iteration.arrive(is_later_left=True)
         # All that was written since the early read began is known.
-        assert set(iteration.rows_to_patch(snapshot).tolist()) == {0, 1, 2}
+        assert set(iteration.rows_to_patch().tolist()) == {0, 1, 2}
         iteration.deliver(object())
         iteration.end()
 

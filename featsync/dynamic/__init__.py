@@ -23,18 +23,26 @@ Invariants
     1. Commit n begins when all ranks have closed n, and all before it are complete.
     2. Each share of a commit (rows dealt out by id) is merged by one rank, whichever comes first;
        a commit is complete when all its shares are. Who merges waits for nobody.
-    3. A rank closes n + 1 only after commit n is complete (exact), so between its delivery of n + 1
-       and its closing of n + 1 the table does not change.
-    4. An early read of n + 1 begins after commit n - 1 is complete. So it differs from the table
-       after commit n in rows that n wrote, and in no other; these are patched.
-    5. An area of step n is used again when commit n + 1 is complete: then all have patched.
+    3. With the closing of n a rank has told which rows it reads in n + 1. A commit merges rows that
+       any rank reads next first; then it is *ready*, and n + 1 may be delivered. Its other rows are
+       merged beside step n + 1, and nothing else happens to the table before they are.
+    4. A rank closes n + 1 only after commit n is ready (exact). So between its delivery of n + 1
+       and its closing of n + 1 no row changes that any rank reads in n + 1.
+    5. An early read of n + 1 begins after commit n - 1 is complete. So it differs from the table
+       after commit n in rows that n wrote, and in no other; these are patched. The first minibatch
+       of an epoch is read after all commits of the epoch before, and needs no patch.
+    6. An area of step n is used again when commit n + 1 is complete: then all have patched.
 
-With ``staleness=s`` rank r closes n + 1 when commit n - s is complete; its reads hold commits off
-while they copy (a flag on the board), so they show the table after a whole commit m >= n - s, and
-nothing is patched.
+With ``staleness=s`` a rank is delivered n + 1 when commit n - s is complete. Its reads hold commits
+off while they copy: a flag on the board, raised only while no share of the next commit is claimed.
+So they show the table after a whole commit m >= n - s, and nothing is patched. The same holds for
+reads of loaders that take no part, and outside of loops.
 
 A loader takes part (*drives* the clock of its feature) from the step of its first update on; with
 several ranks that has to be the first step of its epoch, and zero rows are enough. Later epochs of
 the same loader take part from the start. Others, for validation, read what is committed; while they
 do, the ranks that train wait for this one.
+
+All states of a model of this, of 2 and 3 ranks, are searched by ``tests/test_dynamic_protocol.py``
+(without 3, which only tells *when* rows of one commit are merged).
 """

@@ -2,14 +2,16 @@
 
 ::
 
-    signals   closed[r]       position up to which rank r has ended its steps     r advances it
-              committed       position up to which all is merged into the table   under the lock
+    signals   committed       position up to which all is merged into the table   under the lock
+              ready           the same for rows that are wanted next              under the lock
+              closed[r]       position up to which rank r has ended its steps     r advances it
               begun[r]        reads that hold commits off                         under the lock
               ended[r]        those of them that are over                         under the lock
     words     steps[r][2]     steps of an epoch on r, by its parity               r, before closing
               excused[r]      1 + the epoch that r had no minibatch for           r, under the lock
               claims[s]       1 + the step whose share s somebody merges          under the lock
               done[s]         1 + the step whose share s is merged                under the lock
+              done_now[s]     the same for rows that are wanted next              under the lock
               claimed_by[s]   who merges it                                       under the lock
               broken          1 + the rank that failed while it merged            that rank
               assigned        how often rows were written outside of loops        under the lock
@@ -24,10 +26,11 @@ from numpy.typing import NDArray
 from featsync.dynamic.positions import Position, after_epoch, epoch_of, steps_of
 from featsync.signals import Signals
 
-__all__ = ["AREAS", "AREA_WORDS", "Board"]
+__all__ = ["AREAS", "AREA_WORDS", "COMMITTED", "READY", "Board"]
 
 AREAS = 16  # steps of one rank that may wait to be merged
 AREA_WORDS = 8
+COMMITTED, READY = range(2)  # signals
 
 
 class Board:
@@ -39,22 +42,22 @@ class Board:
     """
 
     def __init__(self, memory: NDArray[np.uint8], num_ranks: int) -> None:
-        size = Signals.num_bytes(1 + 3 * num_ranks)
-        self.signals = Signals(memory[:size], 1 + 3 * num_ranks)
+        size = Signals.num_bytes(2 + 3 * num_ranks)
+        self.signals = Signals(memory[:size], 2 + 3 * num_ranks)
         self.num_ranks = num_ranks
         words = memory[size : self.num_bytes(num_ranks)].view(np.int64)
-        sizes = [2 * num_ranks, *[num_ranks] * 4, 1, 1, num_ranks * AREAS * AREA_WORDS]
+        sizes = [2 * num_ranks, *[num_ranks] * 5, 1, 1, num_ranks * AREAS * AREA_WORDS]
         parts = np.split(words, np.cumsum(sizes)[:-1])
         self.steps = parts[0].reshape(num_ranks, 2)
-        self.excused, self.claims, self.done, self.claimed_by = parts[1:5]
-        self._broken, self._assigned = parts[5:7]
-        self.areas = parts[7].reshape(num_ranks, AREAS, AREA_WORDS)
+        self.excused, self.claims, self.done, self.done_now, self.claimed_by = parts[1:6]
+        self._broken, self._assigned = parts[6:8]
+        self.areas = parts[8].reshape(num_ranks, AREAS, AREA_WORDS)
 
     @staticmethod
     def num_bytes(num_ranks: int) -> int:
         """How much memory a board needs."""
-        words = 6 * num_ranks + 2 + num_ranks * AREAS * AREA_WORDS
-        return Signals.num_bytes(1 + 3 * num_ranks) + 8 * words
+        words = 7 * num_ranks + 2 + num_ranks * AREAS * AREA_WORDS
+        return Signals.num_bytes(2 + 3 * num_ranks) + 8 * words
 
     def closed(self, rank: int) -> Position:
         """Up to where a rank has ended its steps."""
@@ -63,7 +66,12 @@ class Board:
     @property
     def committed(self) -> Position:
         """Up to where all is merged into the table."""
-        return self.signals.value(0)
+        return self.signals.value(COMMITTED)
+
+    @property
+    def ready(self) -> Position:
+        """Up to where all rows are merged that the step after wants."""
+        return self.signals.value(READY)
 
     def close(self, rank: int, where: Position) -> None:
         """A rank has ended its steps up to there."""
@@ -89,7 +97,8 @@ class Board:
         is_over = all(epoch_of(self.closed(r)) > begun for r in range(self.num_ranks))
         if is_over and steps_of(where) >= self.steps[:, begun % 2].max():
             where = after_epoch(where)
-            self.signals.advance(0, where)
+            self.signals.advance(READY, where)
+            self.signals.advance(COMMITTED, where)
         return where
 
     def is_closed(self, step: Position) -> bool:
@@ -104,11 +113,17 @@ class Board:
         """Whether somebody has begun to merge a step."""
         return bool((self.claims == step + 1).any())
 
+    def finish_now(self, share: int, step: Position) -> None:
+        """The rows of a share are merged that are wanted next. Under the lock."""
+        self.done_now[share] = step + 1
+        if (self.done_now == step + 1).all():
+            self.signals.advance(READY, step + 1)
+
     def finish(self, share: int, step: Position) -> None:
         """A share is merged; with the last one the step is committed. Under the lock."""
         self.done[share] = step + 1
         if (self.done == step + 1).all():
-            self.signals.advance(0, step + 1)
+            self.signals.advance(COMMITTED, step + 1)
 
     def holders(self) -> list[tuple[int, int]]:
         """Reads that hold commits off: signals to wait for, and counts."""
@@ -121,15 +136,15 @@ class Board:
 
     def closed_signal(self, rank: int) -> int:
         """Signal of how far a rank is."""
-        return 1 + rank
+        return 2 + rank
 
     def begun_signal(self, rank: int) -> int:
         """Signal of reads begun."""
-        return 1 + self.num_ranks + rank
+        return 2 + self.num_ranks + rank
 
     def ended_signal(self, rank: int) -> int:
         """Signal of reads ended."""
-        return 1 + 2 * self.num_ranks + rank
+        return 2 + 2 * self.num_ranks + rank
 
     @property
     def broken_by(self) -> int | None:

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from featsync.dynamic.areas import Areas
 from featsync.dynamic.board import Board
 from featsync.dynamic.checks import checked_rows, checked_values
-from featsync.dynamic.commits import Commits, Neighbours
+from featsync.dynamic.commits import Commits
+from featsync.dynamic.merge import RowNumbers
 from featsync.dynamic.positions import epoch_of
+from featsync.dynamic.waits import Neighbours
 from featsync.errors import ConfigError
 from featsync.host_lock import HostLock
 from featsync.row_items import put_rows, take_rows
@@ -35,6 +37,7 @@ class FeatureClock:
 
     Args:
         table: ``(num_rows, *row_shape)``, in memory that the ranks of the machine share.
+        wanted: ``(num_rows,)``, shared as well; see `Commits`.
         segment: That memory.
         board: Shared as well.
         lock: Guards the board.
@@ -46,6 +49,7 @@ class FeatureClock:
     def __init__(
         self,
         table: torch.Tensor,
+        wanted: NDArray[np.uint8],
         segment: Segment,
         board: Board,
         lock: HostLock,
@@ -59,7 +63,8 @@ class FeatureClock:
         self.rank = others.rank
         self.name_of = others.name_of
         self.areas = Areas(board, others.rank, self.kind)
-        self.commits = Commits(table, board, lock, self.areas, merge, others)
+        self.commits = Commits(table, wanted, board, lock, self.areas, merge, others)
+        self._numbers = RowNumbers(len(table))
         self.lock = lock
         self.timeout = others.timeout
         self.learner: str | None = None
@@ -180,14 +185,14 @@ class FeatureClock:
         """
         driver.check_writer(minibatch)
         driver.take_part()
-        is_distinct = self.commits.are_distinct(rows.numpy())
+        is_distinct = self._numbers.are_distinct(rows.numpy())
         values = values.to("cpu").resolve_conj().resolve_neg()
         self.areas.append(driver.step, rows, values, is_distinct, factor)
 
     def assign(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Write rows at once, as a step of its own; blocks while other ranks end their epochs."""
         self.settle()
-        if not self.commits.are_distinct(rows.numpy()):
+        if not self._numbers.are_distinct(rows.numpy()):
             # The last one counts.
             backwards, first = np.unique(rows.numpy()[::-1], return_index=True)
             values = values[torch.from_numpy(len(rows) - 1 - first)]

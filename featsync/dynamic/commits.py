@@ -3,53 +3,36 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from featsync.dynamic.areas import Areas
-from featsync.dynamic.board import Board
-from featsync.dynamic.merge import Merge, RowNumbers, rounds_of
+from featsync.dynamic.board import COMMITTED, READY, Board
+from featsync.dynamic.merge import Merge, Round, RowNumbers, rounds_of
 from featsync.dynamic.positions import Position
-from featsync.errors import PeerError, PeerTimeoutError
+from featsync.dynamic.waits import PATIENCE, Neighbours, Waits
 from featsync.host_lock import HostLock
 
-__all__ = ["Commits", "Neighbours"]
+__all__ = ["Commits"]
 
-_PATIENCE = 30  # times the timeout, for ranks that live
-
-Watch = Callable[[int], Callable[[], None]]
 _Awaited = tuple[int, int, int]  # signal, count, and the rank that advances it
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """The other ranks that a table is shared with.
-
-    Attributes:
-        rank: This one.
-        name_of: Names a rank for people.
-        watch: Begins to wait for a rank; what it returns raises once the wait is in vain.
-        timeout: Seconds without a sign of life after which a rank is given up.
-    """
-
-    rank: int
-    name_of: Callable[[int], str]
-    watch: Watch
-    timeout: float
 
 
 class Commits:
     """One rank's hand in commits, and in reads that hold them off.
 
-    May be used by the thread that iterates and by a worker's at the same time.
+    May be used by the thread that iterates and by a worker's at the same time. A commit comes in
+    two parts, so that nobody waits for what the next step does not read: rows that are wanted next,
+    then (`merge_later`) the others. Nothing else is read or merged before both are done.
 
     Args:
         table: ``(num_rows, *row_shape)``, shared.
+        wanted: ``(num_rows,)`` uint8, shared: the last step that is known to read each row.
         board: Of the feature.
         lock: Guards the board.
         areas: What ranks wrote.
@@ -60,6 +43,7 @@ class Commits:
     def __init__(
         self,
         table: torch.Tensor,
+        wanted: NDArray[np.uint8],
         board: Board,
         lock: HostLock,
         areas: Areas,
@@ -68,11 +52,19 @@ class Commits:
     ) -> None:
         self.table, self.board, self.areas = table, board, areas
         self.merge = merge
+        self._wanted = wanted
         self._numbers = RowNumbers(len(table))
         self._lock, self._others = lock, others
+        self._waits = Waits(board, lock, others)
         self._merging = threading.Lock()
+        self._later: deque[tuple[Position, int, list[Round]]] = deque()
 
-    def advance(self, to: Position, patience: float = _PATIENCE) -> None:
+    def want(self, rows: NDArray[np.int64], step: Position) -> None:
+        """Say that this rank reads rows in a step; the step before has its now-part after that."""
+        # Clipped: who reads rows that there are not hears of it when they are read.
+        self._wanted.put(rows, _mark(step), mode="clip")
+
+    def advance(self, to: Position, patience: float = PATIENCE) -> None:
         """Block until all steps before a position are committed, and help to do so.
 
         Args:
@@ -84,21 +76,40 @@ class Commits:
             PeerTimeoutError: It gave no sign of life, or did not come for very long.
         """
         while (step := self._settled()) < to:
-            for rank in range(self.board.num_ranks):
-                signal = self.board.closed_signal(rank)
-                self._wait(signal, step + 1, rank, "end its step", patience)
+            self._wait_closed(step, patience)
             self._commit(step)
+
+    def make_ready(self, to: Position) -> None:
+        """Block until the rows that the step at a position wants are merged, and help to do so.
+
+        All that this rank merges besides is left to `merge_later`.
+
+        Raises:
+            PeerError: See `advance`.
+        """
+        while (step := self._settled()) < to and self.board.ready < to:
+            if self.board.ready > step:
+                self.advance(step + 1)
+                continue
+            self._wait_closed(step, PATIENCE)
+            self._commit(step, is_later_left=True)
+
+    def merge_later(self) -> None:
+        """Merge what `make_ready` left; any thread may, and somebody has to soon."""
+        while self._later:
+            try:
+                step, share, rounds = self._later.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._apply(rounds)
+            with self._lock.hold(self._others.timeout):
+                self.board.finish(share, step)
 
     def rows_written(self, step: Position) -> NDArray[np.int64]:
         """The rows that a step wrote, which is committed while the next is not; may repeat."""
         calls = [call.rows for of_rank in self.areas.written(step) for call in of_rank]
         # Copied: the areas will be used again.
         return np.concatenate(calls) if calls else np.empty(0, np.int64)
-
-    def are_distinct(self, rows: NDArray[np.int64]) -> bool:
-        """Whether no row is named twice."""
-        with self._merging:
-            return self._numbers.are_distinct(rows)
 
     def help(self) -> None:
         """Commit what can be committed; waits for nobody but ranks that merge."""
@@ -147,43 +158,38 @@ class Commits:
                     return
             self._wait_for(holding)
 
-    def check(self) -> None:
-        """Raise if the table is lost.
-
-        Raises:
-            PeerError: A rank failed in the middle of a commit.
-        """
-        if (rank := self.board.broken_by) is not None:
-            name = self._others.name_of(rank)
-            raise PeerError(
-                f"{name} failed while it changed rows: some hold a step's values and some do not, "
-                "so nobody may use the table any more. Look at that rank first, and go on from a "
-                "checkpoint.",
-                name,
-            )
-
     def _settled(self) -> Position:
-        self.check()
+        self._waits.check()
         with self._lock.hold(self._others.timeout):
             return self.board.settle()
 
-    def _commit(self, step: Position) -> None:
-        """Merge shares of a step that all have closed, until it is committed."""
-        while self.board.committed <= step:
+    def _wait_closed(self, step: Position, patience: float) -> None:
+        for rank in range(self.board.num_ranks):
+            signal = self.board.closed_signal(rank)
+            self._waits.wait(signal, step + 1, rank, "end its step", patience)
+
+    def _commit(self, step: Position, is_later_left: bool = False) -> None:
+        """Merge shares of a step that all have closed, until it is committed, or ready."""
+        signal = READY if is_later_left else COMMITTED
+        while self.board.signals.value(signal) <= step:
+            if not is_later_left:
+                self.merge_later()
             with self._lock.hold(self._others.timeout):
-                share, busy = self._claim(step)
+                share, busy = self._claim(step, signal)
             if share is not None:
-                self._merge(step, share)
-            elif busy:
+                self._merge(step, share, is_later_left)
+            else:
                 self._wait_for(busy)
 
-    def _claim(self, step: Position) -> tuple[int | None, list[_Awaited]]:
+    def _claim(self, step: Position, signal: int) -> tuple[int | None, list[_Awaited]]:
         """Take a share to merge, or tell what to wait for; under the lock."""
-        if self.board.committed > step:
+        if self.board.signals.value(signal) > step:
             return None, []
         free = self.board.free_shares(step)
         if len(free) == 0:
-            return None, self._merging_elsewhere(step)
+            done = self.board.done_now if signal == READY else self.board.done
+            ranks = self.board.claimed_by[done != step + 1]
+            return None, [(signal, step + 1, int(rank)) for rank in ranks[:1]]
         if holding := self._holding():
             return None, holding
         self.board.claims[free[0]] = step + 1
@@ -193,25 +199,33 @@ class Commits:
     def _holding(self) -> list[_Awaited]:
         return [(self.board.ended_signal(r), count, r) for r, count in self.board.holders()]
 
-    def _merging_elsewhere(self, step: Position) -> list[_Awaited]:
-        ranks = self.board.claimed_by[self.board.done != step + 1]
-        return [(0, step + 1, int(rank)) for rank in ranks[:1]]
-
     def _wait_for(self, busy: list[_Awaited]) -> None:
         for signal, count, rank in busy:
-            self._wait(signal, count, rank, "finish with the table")
+            self._waits.wait(signal, count, rank, "finish with the table")
 
-    def _merge(self, step: Position, share: int) -> None:
+    def _merge(self, step: Position, share: int, is_later_left: bool) -> None:
+        calls = [call for of_rank in self.areas.written(step) for call in of_rank]
+        rounds = list(rounds_of(calls, share, self.board.num_ranks))
+        later: list[Round] = []
+        if is_later_left:
+            mark = _mark(step + 1)
+            pairs = [part.split(self._wanted.take(part.rows) == mark) for part in rounds]
+            rounds, later = [now for now, _ in pairs], [after for _, after in pairs]
+        self._apply(rounds)
+        with self._lock.hold(self._others.timeout):
+            self.board.finish_now(share, step)
+            if not later:
+                self.board.finish(share, step)
+        if later:
+            self._later.append((step, share, later))
+
+    def _apply(self, rounds: list[Round]) -> None:
         try:
             with self._merging:
-                calls = [call for of_rank in self.areas.written(step) for call in of_rank]
-                rounds = list(rounds_of(calls, share, self.board.num_ranks))
                 self.merge.apply(self.table, rounds, self._numbers)
         except BaseException:
             self.board.give_up(self._others.rank)
             raise
-        with self._lock.hold(self._others.timeout):
-            self.board.finish(share, step)
 
     def _begin_hold(self) -> Position | None:
         """Hold commits off, unless one is under way."""
@@ -223,27 +237,7 @@ class Commits:
             self.board.signals.advance(signal, self.board.signals.value(signal) + 1)
             return step
 
-    def _wait(
-        self, signal: int, at_least: int, rank: int, what: str, patience: float = _PATIENCE
-    ) -> None:
-        signals = self.board.signals
-        if signals.value(signal) >= at_least:
-            return
-        look = self._others.watch(rank)
-        limit = patience * self._others.timeout
 
-        def check() -> None:
-            self.check()
-            with self._lock.hold(self._others.timeout):
-                self.board.settle()
-            look()
-
-        if not signals.wait(signal, at_least, limit, check):
-            name = self._others.name_of(rank)
-            raise PeerTimeoutError(
-                f"waited {limit:g} s for {name} to {what}: it lives, but does not. All ranks that "
-                "train take part in every epoch: if that one has nothing to write, an update of "
-                "no rows in the first step says so. For validation beside training, give "
-                "sync_feature(staleness='any').",
-                name,
-            )
+def _mark(step: Position) -> int:
+    """A step, as a byte: of old ones some look new, and their rows are merged a little early."""
+    return step % 251 + 1

@@ -53,6 +53,8 @@ class Iteration:
         self._is_open = False
         self._token: object = None
         self._seen: Position = 0
+        self._expected: Position = -1
+        self._assigned = -1
         self._rows: list[NDArray[np.int64]] = []
         self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.is_driver = not self._is_any and clock.drive(self)
@@ -62,9 +64,9 @@ class Iteration:
                 self.take_part()
 
     @property
-    def is_exact(self) -> bool:
-        """Whether rows are read early and patched."""
-        return self._lag == 0
+    def reads_early(self) -> bool:
+        """Whether rows are read while they may change, and patched; else in a hold."""
+        return self._takes_part and self._lag == 0
 
     @property
     def reader(self) -> int:
@@ -131,32 +133,40 @@ class Iteration:
         self._clock.board.close(self._clock.rank, self.step + 1)
         self._catch_up(self.step)
 
-    def snapshot(self) -> tuple[Position, int]:
-        """What is in the table when an early read begins; forgets what was written before."""
-        self._rows.clear()
-        return self._clock.board.committed, self._clock.board.assigned
+    def begin_early(self, ids: NDArray[np.int64]) -> None:
+        """An early read is about to begin: what was written so far is no matter of its patches.
 
-    def arrive(self) -> None:
+        Args:
+            ids: ``(n,)``, what is read.
+        """
+        self._rows.clear()
+        self._assigned = self._clock.board.assigned
+        self._expected = self.step + 1
+        self._clock.commits.want(ids, self._expected)
+
+    def arrive(self, is_later_left: bool = False) -> None:
         """Block until the table is as the next minibatch is to see it.
+
+        Args:
+            is_later_left: Whether rows that it does not want may be left to `merge_later`.
 
         Raises:
             PeerError: A rank that has to end its step has ended.
         """
         self._reader = threading.get_ident()
-        if self._takes_part and self.is_exact:
-            self._catch_up(self.step)
+        if self.reads_early:
+            # After a `commit` in between, what is wanted was marked for another step.
+            self._catch_up(self.step, is_later_left and self.step == self._expected)
 
-    def rows_to_patch(self, snapshot: tuple[Position, int]) -> NDArray[np.int64] | None:
-        """Rows that were written since an early read began, maybe repeated; ``None``: any may be.
-
-        Args:
-            snapshot: Of that time.
-        """
-        committed, assigned = self._clock.board.committed, self._clock.board.assigned
-        is_followed = self._takes_part and self.is_exact
-        if assigned != snapshot[1] or (committed != snapshot[0] and not is_followed):
+    def rows_to_patch(self) -> NDArray[np.int64] | None:
+        """Rows written since an early read began, maybe repeated; ``None``: any may be."""
+        if self._clock.board.assigned != self._assigned:
             return None
         return np.concatenate(self._rows) if self._rows else np.empty(0, np.int64)
+
+    def is_current(self, seen: Position) -> bool:
+        """Whether rows that were read in a hold are those of now, if they have to be."""
+        return self._lag != 0 or seen == self._clock.board.committed
 
     def deliver(self, token: object) -> None:
         """The next step begins."""
@@ -179,7 +189,7 @@ class Iteration:
             Up to where the rows show all steps.
         """
         least = 0
-        if self._takes_part and isinstance(self._lag, int):
+        if self._takes_part and isinstance(self._lag, int) and self._lag:
             least = position(epoch_of(own), max(0, steps_of(own) + 1 - self._lag))
         with self._clock.commits.hold(least) as seen:
             take_rows(self._clock.table, ids, out)
@@ -201,11 +211,14 @@ class Iteration:
             self._clock.end_empty()
         self.is_driver = False
 
-    def _catch_up(self, to: Position) -> None:
-        self._clock.commits.advance(to)
-        if self.is_exact:
-            for step in range(self._seen, to):
-                self._rows.append(self._clock.commits.rows_written(step))
+    def _catch_up(self, to: Position, is_later_left: bool = False) -> None:
+        commits = self._clock.commits
+        if is_later_left:
+            commits.make_ready(to)
+        else:
+            commits.advance(to)
+        if self.reads_early:
+            self._rows += [commits.rows_written(step) for step in range(self._seen, to)]
             self._seen = to
 
 

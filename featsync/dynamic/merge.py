@@ -70,6 +70,10 @@ class Round(NamedTuple):
     positions: Rows | None
     factor: float = 0.0
 
+    def split(self, is_first: NDArray[np.bool_]) -> tuple[Round, Round]:
+        """Some of the entries, ``(n,)``, and the others."""
+        return self.some(np.flatnonzero(is_first)), self.some(np.flatnonzero(~is_first))
+
     def some(self, which: Rows) -> Round:
         """The entries at these places."""
         if len(which) == len(self.rows):

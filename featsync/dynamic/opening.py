@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from featsync.dynamic.board import Board
 from featsync.dynamic.clock import FeatureClock
-from featsync.dynamic.commits import Neighbours
 from featsync.dynamic.merge import MERGES, Merge
+from featsync.dynamic.waits import Neighbours
 from featsync.errors import ConfigError, unknown_name
 from featsync.exchange.engine import Engine
 from featsync.exchange.rooms import room_prefix
@@ -183,14 +183,16 @@ def clock_in(
     )
     memory = segment.array[HostLock.NUM_BYTES :]
     board = Board(memory, num_ranks)
-    table = _rows_in(memory[_padded(Board.num_bytes(num_ranks)) :], num_rows, kind)
-    return FeatureClock(table, segment, board, lock, merge, others, room)
+    memory = memory[_padded(Board.num_bytes(num_ranks)) :]
+    wanted, rows = memory[:num_rows], memory[_padded(num_rows) :]
+    table = _rows_in(rows, num_rows, kind)
+    return FeatureClock(table, wanted, segment, board, lock, merge, others, room)
 
 
 def size_of(num_rows: int, kind: RowKind, num_ranks: int) -> int:
     """Bytes of a table with its board and lock."""
     board = _padded(Board.num_bytes(num_ranks))
-    return HostLock.NUM_BYTES + board + num_rows * kind.num_bytes
+    return HostLock.NUM_BYTES + board + _padded(num_rows) + num_rows * kind.num_bytes
 
 
 def _padded(num_bytes: int) -> int:

@@ -13,8 +13,8 @@ from featsync.row_items import put_rows, take_rows
 
 __all__ = ["Learning", "summed"]
 
-# Of rows that are worked on at a time. 40,000 rows of 512 bytes, ms on one core: 64 KiB 100, 256 KiB
-# 65, 2 MiB 50, 8 MiB 55, in one piece 60; each block takes the GIL some ten times.
+# Of rows that are worked on at a time. 40,000 rows of 512 bytes, ms on one core: 64 KiB 100,
+# 256 KiB 65, 2 MiB 50, 8 MiB 55, in one piece 60; each block takes the GIL some ten times.
 _BLOCK_BYTES = 1 << 22
 
 

@@ -40,9 +40,11 @@ class Worker(ABC):
 
     Attributes:
         runs_calls: Whether it can run code of this process (`Call`), not only copy rows.
+        runs_ahead: Whether it works while its caller does something else.
     """
 
     runs_calls = True
+    runs_ahead = True
 
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
         """Make a block, ``(num_bytes,)`` uint8, of memory that this worker can fill."""

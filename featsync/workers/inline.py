@@ -62,6 +62,8 @@ class InlineWorker(Worker):
         device: Where rows are delivered.
     """
 
+    runs_ahead = False
+
     def __init__(self, device: Device) -> None:
         self._device = device
         self._queue: deque[InlineTicket] = deque()

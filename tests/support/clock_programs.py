@@ -20,6 +20,7 @@ def run_program(
 ) -> list[int]:
     """Iterate once over what a rank reads and write what it writes; check all that is delivered.
 
+    What a commit leaves for later is merged before the next early read, or by whoever needs it.
     The early read of a minibatch begins while the one before is used and goes on while ranks merge:
     half of its rows are read before the step is closed, half after.
 
@@ -32,17 +33,16 @@ def run_program(
     iteration = Iteration(clock, staleness, lambda: alive[0], trains=True)
     wants, calls = program.wants[rank], program.calls[rank]
     lags = []
-    out = snapshot = None
+    out = torch.empty(0)
     for step, ids in enumerate(wants):
-        if out is None:
-            out, snapshot = torch.empty(0), iteration.snapshot()
-            out = clock.table[ids]
+        if step == 0:
+            out = _begin(clock, iteration, ids)
         iteration.ask()
         _pause(pauses)
         if staleness == 0:
             out[len(ids) // 2 :] = clock.table[ids[len(ids) // 2 :]]
-            iteration.arrive()
-            _patch(clock, iteration, ids, out, snapshot)
+            iteration.arrive(is_later_left=pauses.random() < 0.7)
+            _patch(clock, iteration, ids, out)
             assert same_bits(out, tables[step][ids]), f"rank {rank}, step {step}"
             lags.append(0)
         else:
@@ -53,11 +53,12 @@ def run_program(
             assert any(same_bits(out, table[ids]) for table in allowed), f"rank {rank}, {step}"
             iteration.arrive()
         iteration.deliver(object())
-        if staleness == 0:
+        if staleness == 0 and pauses.random() < 0.3:
             assert same_bits(clock.read(), tables[step])
         if step + 1 < len(wants):
-            snapshot = iteration.snapshot()
-            out = clock.table[wants[step + 1]]
+            out = _begin(clock, iteration, wants[step + 1])
+        else:
+            clock.commits.merge_later()
         for rows, values in calls[step]:
             _pause(pauses)
             clock.update(values, rows)
@@ -66,14 +67,16 @@ def run_program(
     return lags
 
 
-def _patch(
-    clock: FeatureClock,
-    iteration: Iteration,
-    ids: torch.Tensor,
-    out: torch.Tensor,
-    snapshot: tuple[int, int],
-) -> None:
-    written = iteration.rows_to_patch(snapshot)
+def _begin(clock: FeatureClock, iteration: Iteration, ids: torch.Tensor) -> torch.Tensor:
+    if iteration.reads_early:
+        iteration.begin_early(ids.numpy())
+        clock.commits.merge_later()
+        clock.commits.advance(iteration.step)
+    return clock.table[ids]
+
+
+def _patch(clock: FeatureClock, iteration: Iteration, ids: torch.Tensor, out: torch.Tensor) -> None:
+    written = iteration.rows_to_patch()
     again = np.arange(len(ids)) if written is None else np.flatnonzero(np.isin(ids, written))
     out[again] = clock.table[ids[again]]
 

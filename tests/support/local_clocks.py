@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from featsync.dynamic.clock import FeatureClock
-from featsync.dynamic.commits import Neighbours
 from featsync.dynamic.merge import MERGES
 from featsync.dynamic.opening import clock_in, size_of
+from featsync.dynamic.waits import Neighbours
 from featsync.host_lock import HostLock
 from featsync.row_kind import RowKind
 from featsync.segment import Segment
