@@ -25,6 +25,7 @@ from featsync.row_items import take_rows
 # DGL puts eps inside of the root, torch and featsync outside; so small that it makes no difference.
 LR, EPS = 0.1, 1e-24
 NODE_EMBEDDING, INLINE, THREAD, ALONE = "NodeEmbedding", "featsync inline", "featsync", "alone"
+FLOOR = "floor"
 
 _Wanted = Sequence[Sequence[torch.Tensor]]  # rows, by rank and step
 
@@ -75,6 +76,7 @@ def measure(work: Workload) -> dict[str, Any]:
         INLINE: _Featsync(work, rank, start, "inline"),
         THREAD: _Featsync(work, rank, start, "thread"),
         ALONE: _Alone(work, rank, start),
+        FLOOR: _Floor(work, rank, start),
     }
     # Where ranks share rows, DGL takes the mean of their gradients and featsync the sum, so all are
     # compared where they share none.
@@ -138,12 +140,12 @@ class _Featsync:
         self._feature = featsync.DynamicFeature(start)
         self._optimizer = featsync.optim.SparseAdagrad(self._feature, lr=LR, eps=EPS)
         store = gb.BasicFeatureStore({("node", None, "x"): self._feature})
-        self._given, self._rank = _Given(), rank
-        pipe = self._given.plan_feature(store, ["x"]).sync_feature(worker=worker)
+        self._rows, self._rank = _Rows(), rank
+        pipe = _Given(self._rows).plan_feature(store, ["x"]).sync_feature(worker=worker)
         self._loader = gb.DataLoader(pipe)
 
     def epoch(self, wanted: _Wanted) -> None:
-        self._given.ids = wanted[self._rank]
+        self._rows.wanted = wanted[self._rank]
         for minibatch in self._loader:
             _use(minibatch.node_features["x"], self._work)
             self._optimizer.step(minibatch)
@@ -185,13 +187,39 @@ class _Alone:
         return self._table
 
 
+class _Floor:
+    """Neither reads nor updates: the rows are there, in warm memory."""
+
+    def __init__(self, work: Workload, rank: int, start: torch.Tensor) -> None:
+        self._work, self._rank, self._start = work, rank, start
+
+    def epoch(self, wanted: _Wanted) -> None:
+        for ids in wanted[self._rank]:
+            _use(self._start[: len(ids)].requires_grad_(), self._work)
+
+    def table(self) -> None:
+        return None
+
+
+class _Rows:
+    """Rows of minibatches; hidden from whoever walks a pipe by pickling its stages."""
+
+    def __init__(self) -> None:
+        self.wanted: Sequence[torch.Tensor] = ()
+
+    def __reduce__(self) -> tuple[type[_Rows], tuple[()]]:
+        return _Rows, ()
+
+
 class _Given(IterDataPipe[Any]):
     """Minibatches that want the rows given last."""
 
-    ids: tuple[torch.Tensor, ...] = ()
+    def __init__(self, rows: _Rows) -> None:
+        super().__init__()
+        self._rows = rows
 
     def __iter__(self) -> Iterator[gb.MiniBatch]:
-        for ids in self.ids:
+        for ids in self._rows.wanted:
             minibatch = gb.MiniBatch()
             minibatch.input_nodes = ids
             yield minibatch

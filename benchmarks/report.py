@@ -14,6 +14,7 @@ from typing import Any
 
 import report_ranks
 from report_cells import ranged, ratio
+from report_dynamic import dynamic
 from report_host_cache import host_cache, host_cache_link
 
 HERE = Path(__file__).parent
@@ -213,6 +214,7 @@ def tables(results: Path) -> Iterator[str]:
     yield from of_file("retention", retention)
     yield from of_file("host_cache", host_cache)
     yield from of_file("host_cache_link", host_cache_link)
+    yield from of_file("dynamic", dynamic)
     yield from of_file("memory", memory)
 
 

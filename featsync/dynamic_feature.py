@@ -32,8 +32,8 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
 
     A loader *takes part* from its first update on: on several ranks that has to be in the first
     step of its epoch, where an update of no rows is enough. Its later epochs are collective from
-    the start, and a rank that has no more minibatches holds nobody up. Loaders that never update
-    only read.
+    the start, and a rank that has no more minibatches holds nobody up; an iteration without any is
+    such an epoch. Loaders that never update only read.
 
     What cannot be guarded against: a consumer behind ``sync_feature`` that reads ahead on the same
     thread, with updates that do not name their minibatch. They come a step late.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,15 +151,85 @@ def test_commit_ends_a_step_and_begins_another():
             clocks[rank].update(before + 1, minibatch=None)
             clocks[rank].commit()
             assert same_bits(clocks[rank].read(), before + 2)
+        clocks[rank].update(clocks[rank].read() + 1)
         iteration.ask()
         iteration.arrive(is_later_left=True)
+        # It was wanted for another step than this has become, and is there all the same.
+        assert clocks[rank].table[1] == 10
         # All that was written since the early read began is known.
         assert set(iteration.rows_to_patch().tolist()) == {0, 1, 2}
         iteration.deliver(object())
         iteration.end()
 
     on_threads(body, 2)
-    assert clocks[0].read().flatten().tolist() == [8, 8, 8]
+    assert clocks[0].read().flatten().tolist() == [10, 10, 10]
+
+
+def one_step(clock):
+    iteration = driver(clock, trains=True)
+    iteration.deliver(object())
+    clock.update(torch.ones(4, 1))
+    iteration.ask()
+    return iteration
+
+
+def test_a_commit_waits_for_reads_that_hold_the_table():
+    clocks = local_clocks(2, torch.zeros(4, 1), "last")
+    for clock in clocks:
+        one_step(clock)
+    # As of a read that began before the last rank closed its step.
+    signals, begun = clocks[0].board.signals, clocks[0].board.begun_signal(0)
+    signals.advance(begun, 1)
+    committing = threading.Thread(target=clocks[1].commits.advance, args=(1,), daemon=True)
+    committing.start()
+    committing.join(0.2)
+    assert committing.is_alive()
+    assert clocks[1].table.sum() == 0
+    signals.advance(clocks[0].board.ended_signal(0), 1)
+    committing.join(10)
+    assert clocks[1].table.sum() == 4
+
+
+def test_a_read_waits_for_a_commit_of_which_one_share_is_claimed(monkeypatch):
+    clocks = local_clocks(2, torch.zeros(4, 1), "last")
+    for clock in clocks:
+        one_step(clock)
+    may_merge = threading.Event()
+    apply = clocks[1].commits.merge.apply
+
+    def wait_and_apply(*arguments):
+        may_merge.wait(10)
+        apply(*arguments)
+
+    monkeypatch.setattr(clocks[1].commits, "merge", SimpleNamespace(apply=wait_and_apply))
+    committing = threading.Thread(target=clocks[1].commits.help, daemon=True)
+    committing.start()
+    while not clocks[1].board.is_merging(0):
+        time.sleep(0.001)
+    found = []
+    reading = threading.Thread(target=lambda: found.append(clocks[0].read().sum()), daemon=True)
+    reading.start()
+    reading.join(0.2)
+    assert not found
+    may_merge.set()
+    reading.join(10)
+    committing.join(10)
+    assert found == [4]
+
+
+def test_rows_that_nobody_reads_next_are_merged_later_and_before_anything_else():
+    clocks = local_clocks(2, torch.zeros(4, 1), "last")
+    iterations = [one_step(clock) for clock in clocks]
+    for iteration in iterations:
+        iteration._expected = 1  # as after an early read that began before the step was closed
+    clocks[1].commits.want(np.array([2]), 1)
+    on_threads(lambda rank: iterations[rank].arrive(is_later_left=True), 2)
+    board = clocks[0].board
+    assert (board.ready, board.committed) == (1, 0)
+    assert clocks[0].table.flatten().tolist() == [0, 0, 1, 0]
+    on_threads(lambda rank: clocks[rank].commits.merge_later(), 2)
+    assert board.committed == 1
+    assert clocks[0].table.flatten().tolist() == [1, 1, 1, 1]
 
 
 def test_a_rank_that_fails_while_it_merges_leaves_a_table_that_nobody_may_use(monkeypatch):

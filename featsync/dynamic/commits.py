@@ -62,7 +62,7 @@ class Commits:
         self._later: deque[tuple[Position, int, list[Round]]] = deque()
 
     def want(self, rows: NDArray[np.int64], step: Position) -> None:
-        """Say that this rank reads rows in a step; the step before has its now-part after that."""
+        """Say that this rank reads rows in a step, before it closes the one before."""
         # Clipped: who reads rows that there are not hears of it when they are read.
         self._wanted.put(rows, _mark(step), mode="clip")
 
@@ -103,7 +103,8 @@ class Commits:
                 step, share, rounds = self._later.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._apply(rounds)
+            with self._given_up_if_it_fails():
+                self.merge.apply(self.table, rounds, self._numbers)
             with self._lock.hold(self._others.timeout):
                 self.board.finish(share, step)
 
@@ -208,14 +209,15 @@ class Commits:
             self._waits.wait_for_all(signal, count, ranks, "finish with the table")
 
     def _merge(self, step: Position, share: int, is_later_left: bool) -> None:
-        calls = [call for of_rank in self.areas.written(step) for call in of_rank]
-        rounds = list(rounds_of(calls, share, self.board.num_ranks))
         later: list[Round] = []
-        if is_later_left:
-            mark = _mark(step + 1)
-            pairs = [part.split(self._wanted.take(part.rows) == mark) for part in rounds]
-            rounds, later = [now for now, _ in pairs], [after for _, after in pairs]
-        self._apply(rounds)
+        with self._given_up_if_it_fails():
+            calls = [call for of_rank in self.areas.written(step) for call in of_rank]
+            rounds = list(rounds_of(calls, share, self.board.num_ranks))
+            if is_later_left:
+                mark = _mark(step + 1)
+                pairs = [part.split(self._wanted.take(part.rows) == mark) for part in rounds]
+                rounds, later = [now for now, _ in pairs], [after for _, after in pairs]
+            self.merge.apply(self.table, rounds, self._numbers)
         with self._lock.hold(self._others.timeout):
             self.board.finish_now(share, step)
             if not later:
@@ -223,10 +225,12 @@ class Commits:
         if later:
             self._later.append((step, share, later))
 
-    def _apply(self, rounds: list[Round]) -> None:
+    @contextmanager
+    def _given_up_if_it_fails(self) -> Iterator[None]:
+        """Work on a claimed share: one thread at a time, and if it fails the table is lost."""
         try:
             with self._merging:
-                self.merge.apply(self.table, rounds, self._numbers)
+                yield
         except BaseException:
             self.board.give_up(self._others.rank)
             raise

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from featsync.dynamic.clock import FeatureClock
 from featsync.dynamic.positions import Position, epoch_of, position, steps_of
+from featsync.dynamic.waits import PATIENCE
 from featsync.errors import ConfigError
 from featsync.row_items import take_rows
 
@@ -59,7 +60,9 @@ class Iteration:
         self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.is_driver = not self._is_any and clock.drive(self)
         if self.is_driver:
-            clock.settle()
+            # Who trains waits as long as another rank's epoch takes; who may only validate hears
+            # soon that others still train.
+            clock.settle(PATIENCE if trains else 1.0)
             if trains or clock.board.num_ranks == 1:
                 self.take_part()
 
@@ -210,6 +213,7 @@ class Iteration:
         elif self._delivered == 0:
             self._clock.end_empty()
         self.is_driver = False
+        self.leaves = []
 
     def _catch_up(self, to: Position, is_later_left: bool = False) -> None:
         commits = self._clock.commits

@@ -90,11 +90,10 @@ class RowOptimizer:
             )
         for _, leaf in driver.leaves:
             leaf.grad = None
-        ids = [ids.to("cpu", torch.int64) for ids, _ in found]
-        rows = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64)
-        values = [gradient for _, gradient in found]
         kind = self._clock.kind
-        gradients = torch.cat(values) if values else torch.empty((0, *kind.shape), dtype=kind.dtype)
+        rows = _joined([ids.to("cpu", torch.int64) for ids, _ in found], (0,), torch.int64)
+        shape = (0, *kind.shape)
+        gradients = _joined([gradient for _, gradient in found], shape, kind.dtype)
         gradients = checked_values(gradients, len(rows), kind, where)
         self._clock.write(driver, rows, gradients, minibatch, self.lr)
 
@@ -139,6 +138,13 @@ def _described(state: Any) -> str:
     if not isinstance(state, torch.Tensor):
         return type(state).__name__
     return f"{tuple(state.shape)} {state.dtype}"
+
+
+def _joined(parts: list[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """One tensor of all; of this shape where there is none."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(shape, dtype=dtype)
 
 
 class SparseSGD(RowOptimizer):
