@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 from featsync._graphbolt import gb
 from featsync.dynamic.clock import FeatureClock
-from featsync.dynamic.flushing import flush_rows
+from featsync.dynamic.flushing import flush_rows, whole_file_of
 from featsync.dynamic.opening import open_clock
 from featsync.exchange.engines import engine_of
-from featsync.mapped import MappedFile, file_of
 
 __all__ = ["DynamicFeature"]
 
@@ -65,7 +64,7 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         engine = engine_of(process_group, timeout)
         self.featsync_clock: FeatureClock = open_clock(tensor, merge, partition, engine, timeout)
         self._world = None if engine is None else engine.world
-        self._file: MappedFile | None = file_of(tensor) if tensor.device.type == "cpu" else None
+        self._file = whole_file_of(tensor) if partition is None else None
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Copy rows as of the last committed step; inside a step, of its start. Not collective.
@@ -120,10 +119,12 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         the new ones.
 
         Args:
-            path: Of a ``.npy`` file; ``None``: the file that the rows were mapped from.
+            path: Of a ``.npy`` file; ``None``: the file that all rows were mapped from, on the
+                first rank.
 
         Raises:
-            ConfigError: No path, and the rows came from no file that could be written anew.
+            ConfigError: No path, and the rows came from no file that could be written anew; or a
+                dtype that such a file cannot hold.
             PeerError: Another rank could not do its part.
         """
         flush_rows(self.featsync_clock, self._world, self._file, path)

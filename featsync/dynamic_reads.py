@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -32,6 +33,10 @@ _Rows = NDArray[np.int64]
 _NO_IDS = np.empty(0, np.int64)
 
 
+class _Step:
+    """Stands for a step; the minibatch that it delivered carries it."""
+
+
 class DynamicReads:
     """The features of a loader whose rows change; used by the thread that iterates.
 
@@ -50,9 +55,10 @@ class DynamicReads:
         self._next: Flight | None = None
         self._is_written = {table.clock: np.zeros(0, np.bool_) for table in tables.values()}
         self._cpu = CpuDevice()
+        self.step: object = None
+        self._steps: weakref.WeakSet[_Step] = weakref.WeakSet()
         # What the next step does not want can be merged beside it, by whoever runs ahead of it.
         self._leaves_later = mover.worker.runs_ahead and mover.worker.runs_calls
-        self.step = object()
 
     def open(self, is_alive: Callable[[], bool]) -> None:
         """Begin to iterate.
@@ -99,7 +105,8 @@ class DynamicReads:
         Args:
             flight: Its early reads are done.
         """
-        self.step = object()
+        self.step = step = _Step()
+        self._steps.add(step)
         for key in flight.wants:
             if key in self._tables:
                 self._settle(key, flight)
@@ -116,7 +123,10 @@ class DynamicReads:
         for clock, iteration in self._iterations.items():
             if iteration.has_trained:
                 self._mover.trained.add(clock)
+            if iteration.is_driver:
+                clock.last_loop = iteration.reader, self._steps
             iteration.end()
+        self.step = None
 
     def _start(self, flight: Flight) -> None:
         """Have rows read while the minibatch before is used: early, or in a hold."""

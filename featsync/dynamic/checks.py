@@ -44,6 +44,8 @@ def checked_values(value: object, num_rows: int, kind: RowKind, where: str) -> t
     """
     if not isinstance(value, torch.Tensor):
         raise ConfigError(f"{where}: value is {type(value).__name__}; give a tensor")
+    if value.layout != torch.strided:
+        raise ConfigError(f"{where}: value is {value.layout}; give a dense tensor")
     wanted = (num_rows, *kind.shape)
     if tuple(value.shape) != wanted or value.dtype != kind.dtype:
         raise ConfigError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,6 +68,8 @@ class FeatureClock:
         self.lock = lock
         self.timeout = others.timeout
         self.learner: str | None = None
+        # The thread of the loop that ended last, and its steps of which minibatches are in use.
+        self.last_loop: tuple[int, Sized] = (0, ())
         self._driver: Iteration | None = None
 
     @property
@@ -147,6 +150,7 @@ class FeatureClock:
         if driver is None:
             if minibatch is not None:
                 raise ConfigError(f"{_HERE}.update: {_NO_LOOP} {_NOTHING}")
+            self._check_nothing_waits()
             self.assign(rows, values)
             return
         if self.learner is not None:
@@ -155,6 +159,16 @@ class FeatureClock:
                 f"be lost. Update them outside of loops. {_NOTHING}"
             )
         self.write(driver, rows, values, minibatch)
+
+    def _check_nothing_waits(self) -> None:
+        reader, steps = self.last_loop
+        if reader != threading.get_ident() and len(steps) > 1:
+            raise ConfigError(
+                f"{_HERE}.update: another thread has read a whole epoch ahead, and {len(steps)} of "
+                "its minibatches are still in use: something behind sync_feature reads ahead "
+                "(copy_to does), so this update would come late. Put copy_to before sync_feature, "
+                f"or drop the minibatches. {_NOTHING}"
+            )
 
     def write(
         self,

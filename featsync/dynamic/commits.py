@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from featsync.host_lock import HostLock
 
 __all__ = ["Commits"]
 
-_Awaited = tuple[int, int, int]  # signal, count, and the rank that advances it
+# Signal, count, and the ranks that have to do something first.
+_Awaited = tuple[int, int, Callable[[], list[int]]]
 
 
 class Commits:
@@ -189,8 +191,9 @@ class Commits:
         free = self.board.free_shares(step)
         if len(free) == 0:
             done = self.board.done_now if signal == READY else self.board.done
-            ranks = self.board.claimed_by[done != step + 1]
-            return None, [(signal, step + 1, int(rank)) for rank in ranks[:1]]
+            # All of them: the first to be seen may be this one, whose worker is at it.
+            ranks = partial(_still_at_it, done, self.board.claimed_by, step)
+            return None, [(signal, step + 1, ranks)]
         if holding := self._holding():
             return None, holding
         self.board.claims[free[0]] = step + 1
@@ -198,11 +201,12 @@ class Commits:
         return int(free[0]), []
 
     def _holding(self) -> list[_Awaited]:
-        return [(self.board.ended_signal(r), count, r) for r, count in self.board.holders()]
+        held = self.board.holders()
+        return [(self.board.ended_signal(r), count, partial(list, [r])) for r, count in held]
 
     def _wait_for(self, busy: list[_Awaited]) -> None:
-        for signal, count, rank in busy:
-            self._waits.wait(signal, count, rank, "finish with the table")
+        for signal, count, ranks in busy:
+            self._waits.wait_for_all(signal, count, ranks, "finish with the table")
 
     def _merge(self, step: Position, share: int, is_later_left: bool) -> None:
         later: list[Round] = []
@@ -240,6 +244,12 @@ class Commits:
             signal = self.board.begun_signal(self._others.rank)
             self.board.signals.advance(signal, self.board.signals.value(signal) + 1)
             return step
+
+
+def _still_at_it(
+    done: NDArray[np.int64], claimed_by: NDArray[np.int64], step: Position
+) -> list[int]:
+    return [int(rank) for rank in np.unique(claimed_by[done != step + 1])]
 
 
 def _mark(step: Position) -> int:

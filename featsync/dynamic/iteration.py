@@ -72,6 +72,11 @@ class Iteration:
         return self._takes_part and self._lag == 0
 
     @property
+    def reader(self) -> int:
+        """The thread that asked for the last minibatch."""
+        return self._reader
+
+    @property
     def has_trained(self) -> bool:
         """Whether it takes part."""
         return self._takes_part
@@ -199,6 +204,7 @@ class Iteration:
 
     def end(self) -> None:
         """The iteration is over; safe in a finalizer: sets words of shared memory."""
+        self._token = None
         if not self.is_driver:
             return
         board, rank = self._clock.board, self._clock.rank

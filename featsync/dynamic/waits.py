@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from featsync.dynamic.board import Board
@@ -63,33 +63,47 @@ class Waits:
     def wait(
         self, signal: int, at_least: int, rank: int, what: str, patience: float = PATIENCE
     ) -> None:
-        """Block until a rank has advanced a signal.
+        """Block until a rank has advanced a signal; see `wait_for_all`."""
+        self.wait_for_all(signal, at_least, lambda: [rank], what, patience)
+
+    def wait_for_all(
+        self,
+        signal: int,
+        at_least: int,
+        ranks: Callable[[], Sequence[int]],
+        what: str,
+        patience: float = PATIENCE,
+    ) -> None:
+        """Block until a signal is advanced for which some ranks have to do something.
 
         Args:
             signal: Which.
             at_least: Count to wait for.
-            rank: Who advances it.
-            what: What that rank is to do, in words.
-            patience: How many times the timeout to wait for a rank that lives.
+            ranks: Who still has to do it; asked again and again.
+            what: What they are to do, in words.
+            patience: How many times the timeout to wait for ranks that live.
 
         Raises:
-            PeerError: The rank has ended, or the table is lost.
+            PeerError: One of them has ended, or the table is lost.
             PeerTimeoutError: It gave no sign of life, or did not come for very long.
         """
         signals = self._board.signals
         if signals.value(signal) >= at_least:
             return
-        look = self._others.watch(rank)
+        looks = {rank: self._others.watch(rank) for rank in ranks()}
         limit = patience * self._others.timeout
 
         def check() -> None:
             self.check()
             with self._lock.hold(self._others.timeout):
                 self._board.settle()
-            look()
+            for rank in ranks():
+                if rank not in looks:
+                    looks[rank] = self._others.watch(rank)
+                looks[rank]()
 
         if not signals.wait(signal, at_least, limit, check):
-            name = self._others.name_of(rank)
+            name = " and ".join(map(self._others.name_of, ranks()))
             raise PeerTimeoutError(
                 f"waited {limit:g} s for {name} to {what}: it lives, but does not. All ranks that "
                 "train take part in every epoch: if that one has nothing to write, an update of "

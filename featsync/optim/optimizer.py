@@ -11,6 +11,7 @@ from featsync.dynamic.checks import checked_values
 from featsync.dynamic.clock import FeatureClock
 from featsync.dynamic.opening import shared_rows
 from featsync.errors import ConfigError
+from featsync.futex import LINE_BYTES
 from featsync.optim import rules
 from featsync.optim.learning import Learning
 
@@ -49,11 +50,13 @@ class RowOptimizer:
             raise ConfigError(f"{where}: rows of {clock.kind.dtype} have no gradients; use floats")
         if reduce not in _REDUCTIONS:
             raise ConfigError(f"{where}: reduce = {reduce!r}; it can be {', '.join(_REDUCTIONS)}")
-        if not lr >= 0:
-            raise ConfigError(f"{where}: lr = {lr}; it must be a number of at least 0")
+        if not isinstance(lr, int | float) or not lr >= 0:
+            raise ConfigError(f"{where}: lr = {lr!r}; it must be a number of at least 0")
         self.lr = float(lr)
         self._clock, self._rule = clock, rule
         self._settings = {"name": self._name, "reduce": reduce, "rule": repr(rule)}
+        # For its terms alone: another optimizer has other states, or none.
+        clock.room("optimizer", LINE_BYTES, {**self._settings, "lr": self.lr})
         self.states = {
             name: shared_rows(clock, f"{self._name} {name}", kind, self._settings)
             for name, kind in rule.states(clock.kind).items()
@@ -76,6 +79,8 @@ class RowOptimizer:
         driver = self._clock.driver
         if driver is None:
             raise ConfigError(f"{where}: no loop over a loader of this feature is under way")
+        if minibatch is None:
+            raise ConfigError(f"{where}: None given; give the minibatch that was delivered last")
         driver.check_writer(minibatch)
         found = [(ids, leaf.grad) for ids, leaf in driver.leaves if leaf.grad is not None]
         if not found and any(len(ids) for ids, _ in driver.leaves):
@@ -107,16 +112,16 @@ class RowOptimizer:
         where = f"featsync.optim.{self._name}.load_state_dict"
         differing = [name for name in self._settings if state.get(name) != self._settings[name]]
         if differing:
-            found = {name: state.get(name) for name in differing}
+            given = {name: state.get(name) for name in differing}
             wanted = {name: self._settings[name] for name in differing}
-            raise ConfigError(f"{where}: the state is of {found}, this optimizer of {wanted}")
-        states = state["states"]
+            raise ConfigError(f"{where}: the state is of {given}, this optimizer of {wanted}")
+        if absent := [name for name in ("lr", "states") if name not in state]:
+            raise ConfigError(f"{where}: the state has no {' and no '.join(absent)}")
+        lr, states = float(state["lr"]), state["states"]
         for name, own in self.states.items():
-            if name not in states or states[name].shape != own.shape:
-                raise ConfigError(
-                    f"{where}: {name} is {tuple(getattr(states.get(name), 'shape', ()))} where "
-                    f"{tuple(own.shape)} is allowed"
-                )
+            found = _described(states.get(name))
+            if found != _described(own):
+                raise ConfigError(f"{where}: {name} is {found} where {_described(own)} is allowed")
         if self._clock.driver is not None:
             raise ConfigError(f"{where}: a loop over a loader of this feature is under way")
 
@@ -126,7 +131,13 @@ class RowOptimizer:
 
         self._clock.settle()
         self._clock.commits.assign(write)
-        self.lr = float(state["lr"])
+        self.lr = lr
+
+
+def _described(state: Any) -> str:
+    if not isinstance(state, torch.Tensor):
+        return type(state).__name__
+    return f"{tuple(state.shape)} {state.dtype}"
 
 
 def _joined(parts: list[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
