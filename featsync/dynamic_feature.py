@@ -34,6 +34,9 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
     the start, and a rank that has no more minibatches holds nobody up; an iteration without any is
     such an epoch. Loaders that never update only read.
 
+    With a ``staleness`` each feature of a loader shows a whole step, but two features may show
+    different ones.
+
     What cannot be guarded against: a consumer behind ``sync_feature`` that reads ahead on the same
     thread, with updates that do not name their minibatch. They come a step late.
 

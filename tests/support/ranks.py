@@ -110,6 +110,9 @@ def _rank_main(
         )
         result = body(rank, *args)
         dist.barrier()
+        # The group holds the GIL while it waits for its threads, one of which may still need it to
+        # let go of the barrier's tensor (torch 2.2): it gets the time.
+        time.sleep(0.05)
         dist.destroy_process_group()
     except BaseException:  # noqa: BLE001 - whatever it was, the parent must hear of it
         reports.put((rank, traceback.format_exc(), None))
