@@ -16,6 +16,8 @@ import typer
 from featsync.bench.steps import TrainStep, evaluation
 from featsync.errors import ConfigError
 
+_PAUSE_S = 0.1
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -53,6 +55,10 @@ def join_ranks(threads: int) -> Ranks:
 def leave_ranks(ranks: Ranks) -> None:
     """Leave in order."""
     if ranks.size > 1:
+        # A thread of gloo may be about to free the tensors of the last call, for which it needs the
+        # interpreter's lock. Destroying the group holds that lock while it waits for this thread:
+        # without a pause, in which the lock is free, both wait for ever.
+        time.sleep(_PAUSE_S)
         dist.destroy_process_group()
 
 
