@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,7 @@ from featsync.device import CpuDevice
 from featsync.dynamic.clock import FeatureClock
 from featsync.dynamic.iteration import Iteration
 from featsync.dynamic.positions import Position
+from featsync.errors import FeatsyncError
 from featsync.fetching import home_moves
 from featsync.flights import Flight, Mover
 from featsync.move import Call, Gather, Move
@@ -117,6 +119,13 @@ class DynamicReads:
             self._start(following)
         elif self._leaves_later:
             self._mover.caller.submit(self._later_moves(), is_watched=True)
+
+    def fail(self) -> None:
+        """The iteration failed: others wait for what was to be merged beside the next step."""
+        for clock in self._iterations:
+            # The error that the user is to see is another one.
+            with suppress(FeatsyncError):
+                clock.commits.merge_later()
 
     def end(self) -> None:
         """The iteration is over; safe in a finalizer."""

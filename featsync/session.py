@@ -182,6 +182,8 @@ class Session:
     def fail(self, error: Exception) -> None:
         """Tell the ranks that share features with this one that the iteration failed."""
         self._has_failed = True
+        if self._dynamic is not None:
+            self._dynamic.fail()
         if self._remote is not None and not isinstance(error, PeerError):
             self._remote.fail(error)
 
