@@ -165,6 +165,15 @@ def test_commit_ends_a_step_and_begins_another():
     assert clocks[0].read().flatten().tolist() == [10, 10, 10]
 
 
+def test_a_rank_without_the_optimizer_that_another_has_is_told():
+    clocks = local_clocks(2, torch.zeros(4, 1), "last")
+    clocks[0].learn("an optimizer", MERGES["sum"])
+    driver(clocks[1]).deliver(object())
+    with pytest.raises(ConfigError, match=r"another rank trains.*this one has none"):
+        clocks[1].update(torch.ones(4, 1))
+    assert clocks[1].read().sum() == 0
+
+
 def one_step(clock):
     iteration = driver(clock, trains=True)
     iteration.deliver(object())

@@ -15,6 +15,7 @@
               claimed_by[s]   who merges it                                       under the lock
               broken          1 + the rank that failed while it merged            that rank
               assigned        how often rows were written outside of loops        under the lock
+              learns          whether some rank trains the rows by an optimizer   any rank
               areas           where what ranks wrote lies, see `Areas`            their rank
 """
 
@@ -46,17 +47,17 @@ class Board:
         self.signals = Signals(memory[:size], 2 + 3 * num_ranks)
         self.num_ranks = num_ranks
         words = memory[size : self.num_bytes(num_ranks)].view(np.int64)
-        sizes = [2 * num_ranks, *[num_ranks] * 5, 1, 1, num_ranks * AREAS * AREA_WORDS]
+        sizes = [2 * num_ranks, *[num_ranks] * 5, 1, 1, 1, num_ranks * AREAS * AREA_WORDS]
         parts = np.split(words, np.cumsum(sizes)[:-1])
         self.steps = parts[0].reshape(num_ranks, 2)
         self.excused, self.claims, self.done, self.done_now, self.claimed_by = parts[1:6]
-        self._broken, self._assigned = parts[6:8]
-        self.areas = parts[8].reshape(num_ranks, AREAS, AREA_WORDS)
+        self._broken, self._assigned, self._learns = parts[6:9]
+        self.areas = parts[9].reshape(num_ranks, AREAS, AREA_WORDS)
 
     @staticmethod
     def num_bytes(num_ranks: int) -> int:
         """How much memory a board needs."""
-        words = 7 * num_ranks + 2 + num_ranks * AREAS * AREA_WORDS
+        words = 7 * num_ranks + 3 + num_ranks * AREAS * AREA_WORDS
         return Signals.num_bytes(2 + 3 * num_ranks) + 8 * words
 
     def closed(self, rank: int) -> Position:
@@ -154,6 +155,15 @@ class Board:
     def give_up(self, rank: int) -> None:
         """A rank failed in the middle of a commit."""
         self._broken[0] = rank + 1
+
+    @property
+    def learns(self) -> bool:
+        """Whether some rank trains the rows by an optimizer; then all have to."""
+        return bool(self._learns[0])
+
+    def learn(self) -> None:
+        """A rank trains the rows by an optimizer."""
+        self._learns[0] = 1
 
     @property
     def assigned(self) -> int:

@@ -108,6 +108,7 @@ class FeatureClock:
         self.settle()
         self.commits.merge = merge
         self.learner = name
+        self.board.learn()
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Copy rows as of the last committed step; inside a step, of its start.
@@ -225,7 +226,16 @@ class FeatureClock:
             action()
 
     def begin_epoch(self) -> None:
-        """Say that this rank takes part in the epoch that it has not begun."""
+        """Say that this rank takes part in the epoch that it has not begun.
+
+        Raises:
+            ConfigError: Another rank trains the rows by an optimizer, this one does not.
+        """
+        if self.board.learns and self.learner is None:
+            raise ConfigError(
+                f"{_HERE}: another rank trains these rows by an optimizer of featsync.optim, this "
+                f"one has none. Make the same optimizer on all ranks. {_NOTHING}"
+            )
 
         def begin() -> None:
             self.board.excused[self.rank] = 0
