@@ -192,7 +192,7 @@ def test_twenty_epochs_with_breaks_leave_no_thread_descriptor_or_shared_memory(w
     some_epochs(12)
 
     assert_no_more_handles_than(before)
-    assert shared_memory_names() == before_all
+    assert shared_memory_names() <= before_all
 
 
 @pytest.mark.parametrize("worker", WORKERS)
