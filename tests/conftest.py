@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import signal
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ settings.register_profile(
     "featsync", derandomize=True, database=None, deadline=None, max_examples=50
 )
 settings.load_profile("featsync")
+
+# A shell has what it runs in the background ignore this, and all children inherit it; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where doctests are looked for, all modules are imported; this one breaks what it is imported into.
 collect_ignore = ["support/wrong_transports.py"]

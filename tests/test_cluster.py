@@ -131,8 +131,6 @@ def cli(*arguments, **env):
         [sys.executable, "-m", "tests.cluster", *arguments],
         cwd=ROOT, env={**os.environ, **env},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # Who runs in the background of a shell ignores it, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

@@ -72,6 +72,8 @@ class Sender:
         self._say_sent(rank, tag, masks)
         works = []
         ends = portion_ends(num_bytes)
+        # Before they are sent: who has them may look at once.
+        self._links.meter.count_sent("rows", num_bytes, len(ends))
         for (start, end), portion in zip(
             pairwise([0, *ends]), by_portion(reads, buffer, ends), strict=True
         ):
@@ -79,7 +81,6 @@ class Sender:
                 read.carry_out()
             works.append(self._group.send([buffer[start:end]], rank, tag))
         sends.append((works, buffer))
-        self._links.meter.count_sent("rows", num_bytes, len(works))
 
     def _say_sent(self, rank: int, tag: int, masks: list[list[NDArray[np.bool_]]]) -> None:
         """Name the rows, before the first of them: whoever waits can put them away as they come."""
