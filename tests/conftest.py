@@ -16,7 +16,7 @@ settings.register_profile(
 )
 settings.load_profile("featsync")
 
-# A shell has what it runs in the background ignore this, and all children inherit it; tests send it.
+# A shell has what it runs in the background ignore it, and children inherit that; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where doctests are looked for, all modules are imported; this one breaks what it is imported into.
