@@ -220,11 +220,6 @@ class FeatureClock:
         driver.take_part()
         driver.commit()
 
-    def locked(self, action: Callable[[], None]) -> None:
-        """Do something to the board under its lock."""
-        with self.lock.hold(self.timeout):
-            action()
-
     def begin_epoch(self) -> None:
         """Say that this rank takes part in the epoch that it has not begun.
 
@@ -237,10 +232,8 @@ class FeatureClock:
                 f"one has none. Make the same optimizer on all ranks. {_NOTHING}"
             )
 
-        def begin() -> None:
+        with self.lock.hold(self.timeout):
             self.board.excused[self.rank] = 0
-
-        self.locked(begin)
 
     @property
     def epoch(self) -> int:
