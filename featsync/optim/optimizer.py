@@ -88,14 +88,15 @@ class RowOptimizer:
                 f"{where}: the rows of this minibatch have no gradients (or they are used up): "
                 "call backward() on a loss that depends on them, once before each step"
             )
-        for _, leaf in driver.leaves:
-            leaf.grad = None
         kind = self._clock.kind
         rows = _joined([ids.to("cpu", torch.int64) for ids, _ in found], (0,), torch.int64)
         shape = (0, *kind.shape)
         gradients = _joined([gradient for _, gradient in found], shape, kind.dtype)
         gradients = checked_values(gradients, len(rows), kind, where)
         self._clock.write(driver, rows, gradients, minibatch, self.lr)
+        # Only now: a step that was refused leaves the gradients too.
+        for _, leaf in driver.leaves:
+            leaf.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """Copy what is needed to go on; the rows themselves are `DynamicFeature.read`'s."""
