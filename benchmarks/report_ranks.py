@@ -23,7 +23,7 @@ def partitioned(reports: Mapping[str, Any]) -> Iterator[str]:
 
 def _beside_a_model(rows: list[Row]) -> Iterator[str]:
     yield (
-        "**A table split over ranks, while a model is trained.** Rows hashed over 2 and 4 ranks of "
+        "**A table split over ranks, while a model is trained.** Rows hashed over the ranks of "
         "this machine, `synthetic` with 1M nodes (0.3M at width 512), batches of 1,024, fanouts "
         "10-10-10; GraphSAGE on the CPU. Beside the obvious program, which exchanges ids and rows "
         "by all_to_all when it needs them (`pipelines/all_to_all.py`). Pipelines take turns over "
