@@ -72,13 +72,13 @@ class Sender:
         self._say_sent(rank, tag, masks)
         works = []
         ends = portion_ends(num_bytes)
-        # Before they are sent: who has them may look at once.
-        self._links.meter.count_sent("rows", num_bytes, len(ends))
         for (start, end), portion in zip(
             pairwise([0, *ends]), by_portion(reads, buffer, ends), strict=True
         ):
             for read in portion:
                 read.carry_out()
+            # Before it is sent: who has it may look at once.
+            self._links.meter.count_sent("rows", end - start)
             works.append(self._group.send([buffer[start:end]], rank, tag))
         sends.append((works, buffer))
 
