@@ -75,7 +75,7 @@ def caches_of(
         stats.row_bytes = table.kind.num_bytes
         if isinstance(table, DynamicTable):
             stats.why = (
-                "its rows change and lie in memory of this machine, where they are written "
+                "its rows change; each machine holds its part in memory, where they are written "
                 "through: read early, and again where somebody wrote meanwhile; never cached"
             )
             continue

@@ -51,6 +51,11 @@ class FeatureStats:
         if plan.keep is not None:
             self.rows_kept += len(plan.keep.positions)
 
+    def count_sent(self, num_rows: int) -> None:
+        """Of a minibatch that was added, other ranks sent so many rows after all."""
+        self.rows["host"] -= num_rows
+        self.rows["peer"] += num_rows
+
 
 @dataclass
 class Stats:

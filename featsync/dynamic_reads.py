@@ -5,13 +5,16 @@
     asked for n      ask ─▶ step n-1 is closed
                      arrive ─▶ commit of what n reads ─▶ patch what was read early ─▶ deliver n
     beside step n    the rest of the commit ─▶ early reads of n+1
+
+Rows that other machines hold are asked of them at each of these points.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -22,6 +25,7 @@ from featsync.device import CpuDevice
 from featsync.dynamic.clock import FeatureClock
 from featsync.dynamic.iteration import Iteration
 from featsync.dynamic.positions import Position
+from featsync.dynamic.reading import EarlyRead
 from featsync.errors import FeatsyncError
 from featsync.fetching import home_moves
 from featsync.flights import Flight, Mover
@@ -37,6 +41,23 @@ _NO_IDS = np.empty(0, np.int64)
 
 class _Step:
     """Stands for a step; the minibatch that it delivered carries it."""
+
+
+@dataclass
+class _Work:
+    """What is done beside a step, in this order.
+
+    Attributes:
+        asks: Asks other machines.
+        waits: Blocks until rows may be read.
+        reads: Blocks until rows are there.
+        moves: Reads rows that lie here.
+    """
+
+    waits: list[Move]
+    asks: list[Move] = field(default_factory=list)
+    reads: list[Move] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
 
 
 class DynamicReads:
@@ -55,7 +76,8 @@ class DynamicReads:
         self._iterations: dict[FeatureClock, Iteration] = {}
         self._seen: dict[FeatureKey, Position] = {}
         self._next: Flight | None = None
-        self._is_written = {table.clock: np.zeros(0, np.bool_) for table in tables.values()}
+        # Of the flight that is delivered next, rows of which other machines hold some.
+        self._apart: dict[FeatureKey, EarlyRead] = {}
         self._cpu = CpuDevice()
         self.step: object = None
         self._steps: weakref.WeakSet[_Step] = weakref.WeakSet()
@@ -98,6 +120,9 @@ class DynamicReads:
         Raises:
             PeerError: A rank that has to end its step has ended.
         """
+        for key, early in self._apart.items():
+            if early.is_asked:
+                early.ask_patches(self._iteration_of(key).step)
         for iteration in self._iterations.values():
             iteration.arrive(self._leaves_later)
 
@@ -109,6 +134,12 @@ class DynamicReads:
         """
         self.step = step = _Step()
         self._steps.add(step)
+        for key, early in self._apart.items():
+            early.ask_patches(self._iteration_of(key).step)
+        if not all(early.is_patched for early in self._apart.values()):
+            # While others are waited for. It has to be now: they may wait for these.
+            for clock in self._iterations:
+                clock.commits.merge_later()
         for key in flight.wants:
             if key in self._tables:
                 self._settle(key, flight)
@@ -139,52 +170,71 @@ class DynamicReads:
 
     def _start(self, flight: Flight) -> None:
         """Have rows read while the minibatch before is used: early, or in a hold."""
-        moves: list[Move] = []
-        calls = self._later_moves()
+        work = _Work(waits=self._later_moves())
         for clock, iteration in self._iterations.items():
-            ids = [_ids_of(w) for k, w in flight.wants.items() if k in self._of(clock)]
+            keys = [k for k in flight.wants if k in self._tables and self._tables[k].clock is clock]
             if iteration.reads_early:
-                iteration.begin_early(np.concatenate([one.numpy() for one in ids] or [_NO_IDS]))
-                if self._leaves_later:
-                    # Early, but not before all ranks are through with the last commit.
-                    calls.append(Call("rows", partial(clock.commits.advance, iteration.step)))
-        for key, want in flight.wants.items():
-            if (table := self._tables.get(key)) is None:
+                self._start_early(clock, iteration, keys, flight, work)
                 continue
-            iteration = self._iterations[table.clock]
-            if iteration.reads_early:
-                whole = flight.whole[key]
-                moves += home_moves(key, table.tensor, want, Fetch(want.num_rows), whole)
-            else:
+            for key in keys:
                 read = partial(self._read_whole, key, iteration, flight, iteration.step)
-                calls.append(Call(str(key), read))
+                work.reads.append(Call(str(key), read))
+        calls: list[Move] = [*work.asks, *work.waits, *work.reads]
         if self._leaves_later:
-            calls, moves = [*calls, *moves], []
-        if moves:
-            flight.tickets.append(self._mover.worker.submit(moves))
+            calls += work.moves
+        elif work.moves:
+            flight.tickets.append(self._mover.worker.submit(work.moves))
         if calls:
             # They wait for other ranks, and watch over these.
             flight.tickets.append(self._mover.caller.submit(calls, is_watched=True))
+
+    def _start_early(
+        self,
+        clock: FeatureClock,
+        iteration: Iteration,
+        keys: Sequence[FeatureKey],
+        flight: Flight,
+        work: _Work,
+    ) -> None:
+        ids = [_ids_of(flight.wants[key]).numpy() for key in keys]
+        iteration.begin_early(np.concatenate(ids or [_NO_IDS]))
+        homes, step = clock.rows.homes, iteration.step
+        if self._leaves_later or homes is not None:
+            # Early, but not before all ranks are through with the last commit.
+            work.waits.append(Call("rows", partial(clock.commits.advance, step)))
+        for key in keys:
+            want, whole = flight.wants[key], flight.whole[key]
+            if homes is None:
+                fetch = Fetch(want.num_rows)
+                work.moves += home_moves(key, self._tables[key].tensor, want, fetch, whole)
+                continue
+            early = self._apart[key] = EarlyRead(clock.rows.part, homes, whole)
+            work.asks.append(Call(str(key), partial(early.ask, str(key), want.ids, step)))
+            work.reads.append(Call(str(key), early.land))
 
     def _later_moves(self) -> list[Move]:
         if not self._leaves_later:
             return []
         return [Call("rows", clock.commits.merge_later) for clock in self._iterations]
 
-    def _of(self, clock: FeatureClock) -> list[FeatureKey]:
-        return [key for key, table in self._tables.items() if table.clock is clock]
+    def _iteration_of(self, key: FeatureKey) -> Iteration:
+        return self._iterations[self._tables[key].clock]
 
     def _read_whole(
         self, key: FeatureKey, iteration: Iteration, flight: Flight, own: Position
     ) -> None:
         ids = _ids_of(flight.wants[key])
         self._seen[key] = iteration.read_whole(ids, flight.whole[key], own)
+        if (homes := self._tables[key].clock.rows.homes) is not None:
+            self._mover.stats.features[key].count_sent(homes.num_away(ids))
 
     def _settle(self, key: FeatureKey, flight: Flight) -> None:
-        table = self._tables[key]
-        iteration = self._iterations[table.clock]
+        table, iteration = self._tables[key], self._iteration_of(key)
         stats = self._mover.stats.features[key]
-        if (seen := self._seen.pop(key, None)) is None:
+        if (early := self._apart.pop(key, None)) is not None:
+            stats.rows_patched += early.patch(iteration.rows_to_patch())
+            stats.count_sent(early.num_away)
+        elif (seen := self._seen.pop(key, None)) is None:
             stats.rows_patched += self._patch(table, flight, iteration.rows_to_patch())
         elif iteration.is_current(seen):
             stats.staleness = max(stats.staleness, iteration.lag_of(seen))
@@ -199,12 +249,13 @@ class DynamicReads:
         """Read rows again that were written; ``None``: all. Returns how many."""
         ids, whole = _ids_of(flight.wants[table.key]), flight.whole[table.key]
         if written is None:
-            with table.clock.commits.hold():
-                self._gather(Gather(str(table.key), table.tensor, ids, whole))
+            clock = table.clock
+            clock.rows.read_whole(ids, {"": whole}, clock.rows.closed)
             return len(ids)
         if len(written) == 0:
             return 0
-        positions = torch.from_numpy(self._hits(table, ids, written))
+        places = table.clock.rows.part.where_among(ids.numpy(), written)
+        positions = torch.from_numpy(places)
         self._gather(Gather(str(table.key), table.tensor, ids[positions], whole, positions))
         return len(positions)
 
@@ -213,16 +264,6 @@ class DynamicReads:
             self._cpu.execute([gather])
         else:
             self._mover.worker.submit([gather]).wait()
-
-    def _hits(self, table: DynamicTable, ids: torch.Tensor, written: _Rows) -> _Rows:
-        """Where a minibatch wants rows that were written."""
-        mark = self._is_written[table.clock]
-        if len(mark) == 0:
-            mark = self._is_written[table.clock] = np.zeros(table.num_rows, np.bool_)
-        mark[written] = True
-        hits = np.flatnonzero(mark.take(ids.numpy()))
-        mark[written] = False
-        return hits
 
 
 def _ids_of(want: Want) -> torch.Tensor:

@@ -77,7 +77,7 @@ class TensorTable:
 
 @dataclass(frozen=True, eq=False)
 class DynamicTable(TensorTable):
-    """Rows that every step may change; they lie in memory that this machine's ranks share.
+    """Rows that every step may change, in memory that the ranks of each machine share.
 
     Attributes:
         clock: Says when rows may be read, and which have to be read again.
@@ -88,7 +88,12 @@ class DynamicTable(TensorTable):
     @classmethod
     def of(cls, key: FeatureKey, clock: FeatureClock) -> DynamicTable:
         """The table of a feature."""
-        return cls(key, lambda: clock.table, clock.segment, clock=clock)
+        return cls(key, lambda: clock.table, clock.rows.part.segment, clock=clock)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole table, of which ``tensor`` has those that this machine holds."""
+        return self.clock.num_rows
 
     @property
     def version(self) -> Version:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("dgl")
-
 import dgl.graphbolt as gb
 import numpy as np
+import pytest
 import torch
 
 import featsync

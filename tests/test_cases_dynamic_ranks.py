@@ -5,11 +5,8 @@ Each function before the tests is a fact, see `support.facts`.
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("dgl")
-
 import dgl.graphbolt as gb
+import pytest
 import torch
 import torch.distributed as dist
 

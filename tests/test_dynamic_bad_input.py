@@ -5,9 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-
-pytest.importorskip("dgl")
-
 import torch
 
 import featsync

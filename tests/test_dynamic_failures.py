@@ -8,9 +8,6 @@ import threading
 import time
 
 import pytest
-
-pytest.importorskip("dgl")
-
 import torch
 
 import featsync
@@ -66,7 +63,7 @@ def by_leaving(clock):
 
 
 def with_the_lock(clock):
-    with clock.lock.hold(5):
+    with clock.rows.part.lock.hold(5):
         die()
 
 
@@ -76,13 +73,13 @@ def in_a_read(clock):
 
 
 def in_an_update(clock):
-    append = clock.areas.append
+    append = clock.commits.areas.append
 
     def dies(step, rows, *others):
         append(step, rows[:3], *[o[:3] if isinstance(o, torch.Tensor) else o for o in others])
         die()
 
-    clock.areas.append = dies
+    clock.commits.areas.append = dies
 
 
 def in_a_merge(clock):

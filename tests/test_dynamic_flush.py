@@ -7,11 +7,8 @@ import signal
 import tempfile
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("dgl")
-
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 

@@ -8,9 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("dgl")
-
 import torch
 import torch.distributed as dist
 

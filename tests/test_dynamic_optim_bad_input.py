@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
-pytest.importorskip("dgl")
-
 import dgl.graphbolt as gb
+import pytest
 import torch
 
 import featsync

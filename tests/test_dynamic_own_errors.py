@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-
-pytest.importorskip("dgl")
-
 import torch
 import torch.distributed as dist
 

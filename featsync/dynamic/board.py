@@ -38,16 +38,18 @@ class Board:
     """One rank's view of it.
 
     Args:
-        memory: ``(at least num_bytes(num_ranks),)``, zeros when it was made.
-        num_ranks: That share the table; also the number of shares of a commit.
+        memory: ``(at least num_bytes(num_ranks, num_shares),)``, zeros when it was made.
+        num_ranks: That read and write the rows, here or from other machines.
+        num_shares: Of a commit: as many as there are ranks to merge them.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], num_ranks: int) -> None:
+    def __init__(self, memory: NDArray[np.uint8], num_ranks: int, num_shares: int) -> None:
         size = Signals.num_bytes(2 + 3 * num_ranks)
         self.signals = Signals(memory[:size], 2 + 3 * num_ranks)
-        self.num_ranks = num_ranks
-        words = memory[size : self.num_bytes(num_ranks)].view(np.int64)
-        sizes = [2 * num_ranks, *[num_ranks] * 5, 1, 1, 1, num_ranks * AREAS * AREA_WORDS]
+        self.num_ranks, self.num_shares = num_ranks, num_shares
+        words = memory[size : self.num_bytes(num_ranks, num_shares)].view(np.int64)
+        sizes = [2 * num_ranks, num_ranks, *[num_shares] * 4, 1, 1, 1]
+        sizes.append(num_ranks * AREAS * AREA_WORDS)
         parts = np.split(words, np.cumsum(sizes)[:-1])
         self.steps = parts[0].reshape(num_ranks, 2)
         self.excused, self.claims, self.done, self.done_now, self.claimed_by = parts[1:6]
@@ -55,9 +57,9 @@ class Board:
         self.areas = parts[9].reshape(num_ranks, AREAS, AREA_WORDS)
 
     @staticmethod
-    def num_bytes(num_ranks: int) -> int:
+    def num_bytes(num_ranks: int, num_shares: int) -> int:
         """How much memory a board needs."""
-        words = 7 * num_ranks + 3 + num_ranks * AREAS * AREA_WORDS
+        words = 3 * num_ranks + 4 * num_shares + 3 + num_ranks * AREAS * AREA_WORDS
         return Signals.num_bytes(2 + 3 * num_ranks) + 8 * words
 
     def closed(self, rank: int) -> Position:

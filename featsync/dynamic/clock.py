@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featsync.dynamic.areas import Areas
-from featsync.dynamic.board import Board
 from featsync.dynamic.checks import checked_rows, checked_values
-from featsync.dynamic.commits import Commits
-from featsync.dynamic.merge import RowNumbers
 from featsync.dynamic.positions import epoch_of
+from featsync.dynamic.rows import FeatureRows
 from featsync.dynamic.waits import Neighbours
 from featsync.errors import ConfigError
-from featsync.host_lock import HostLock
-from featsync.row_items import put_rows, take_rows
-from featsync.row_kind import RowKind
 
 if TYPE_CHECKING:
     from featsync.dynamic.iteration import Iteration
     from featsync.dynamic.merge import Merge
-    from featsync.segment import Segment
 
 __all__ = ["FeatureClock"]
 
@@ -36,37 +29,23 @@ class FeatureClock:
     """One rank's side of a feature whose rows change.
 
     Args:
-        table: ``(num_rows, *row_shape)``, in memory that the ranks of the machine share.
-        wanted: ``(num_rows,)``, shared as well; see `Commits`.
-        segment: That memory.
-        board: Shared as well.
-        lock: Guards the board.
-        merge: What becomes of rows that several wrote in one step.
-        others: Who shares the table.
-        room: Gives named memory, zeros at first, that the same ranks share.
+        rows: On all machines.
+        others: Who shares them.
+        room: Gives named memory, zeros at first, that the ranks of this machine share.
     """
 
     def __init__(
         self,
-        table: torch.Tensor,
-        wanted: NDArray[np.uint8],
-        segment: Segment,
-        board: Board,
-        lock: HostLock,
-        merge: Merge,
+        rows: FeatureRows,
         others: Neighbours,
         room: Callable[[str, int, object], NDArray[np.uint8]],
     ) -> None:
-        self.room = room
-        self.table, self.segment, self.board = table, segment, board
-        self.kind = RowKind(tuple(table.shape[1:]), table.dtype)
+        self.rows, self.room = rows, room
+        # Of this machine.
+        self.table, self.board, self.commits = rows.part.table, rows.part.board, rows.part.commits
+        self.kind = rows.part.kind
         self.rank = others.rank
         self.name_of = others.name_of
-        self.areas = Areas(board, others.rank, self.kind)
-        self.commits = Commits(table, wanted, board, lock, self.areas, merge, others)
-        self._numbers = RowNumbers(len(table))
-        self.lock = lock
-        self.timeout = others.timeout
         self.learner: str | None = None
         # The thread of the loop that ended last, and its steps of which minibatches are in use.
         self.last_loop: tuple[int, Sized] = (0, ())
@@ -74,8 +53,8 @@ class FeatureClock:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the table."""
-        return len(self.table)
+        """Rows of the whole table."""
+        return len(self.rows)
 
     @property
     def driver(self) -> Iteration | None:
@@ -108,7 +87,7 @@ class FeatureClock:
         self.settle()
         self.commits.merge = merge
         self.learner = name
-        self.board.learn()
+        self.rows.learn()
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Copy rows as of the last committed step; inside a step, of its start.
@@ -121,14 +100,20 @@ class FeatureClock:
             FeatureError: One of them lies outside the table.
             PeerError: The table is lost, or a rank that merges has ended.
         """
-        if ids is None:
-            with self.commits.hold():
-                return self.table.clone()
-        rows = checked_rows(ids, self.num_rows, _HERE)
-        out = torch.empty((len(rows), *self.kind.shape), dtype=self.kind.dtype)
-        with self.commits.hold():
-            take_rows(self.table, rows, out)
-        return out
+        rows = None if ids is None else checked_rows(ids, self.num_rows, _HERE)
+        return self.copy(rows, [""])[""]
+
+    def copy(self, rows: torch.Tensor | None, what: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Copy rows, or what lies beside them, as `read` does.
+
+        Args:
+            rows: ``(n,)`` int64, within the table; ``None``: all.
+            what: Names of what lies beside; "" for the rows themselves.
+        """
+        driver = self.driver
+        # Other machines may be slower to commit what this rank was delivered.
+        takes_part = driver is not None and driver.has_trained and driver.is_exact
+        return self.rows.copy(rows, self.rows.closed if takes_part else 0, what)
 
     def update(
         self, value: object, ids: torch.Tensor | None = None, minibatch: object = None
@@ -186,24 +171,18 @@ class FeatureClock:
         """
         driver.check_writer(minibatch)
         driver.take_part()
-        is_distinct = self._numbers.are_distinct(rows.numpy())
         values = values.to("cpu").resolve_conj().resolve_neg()
-        self.areas.append(driver.step, rows, values, is_distinct, factor)
+        self.rows.write(driver.step, rows, values, factor)
 
     def assign(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Write rows at once, as a step of its own; blocks while other ranks end their epochs."""
         self.settle()
-        if not self._numbers.are_distinct(rows.numpy()):
-            # The last one counts.
-            backwards, first = np.unique(rows.numpy()[::-1], return_index=True)
-            values = values[torch.from_numpy(len(rows) - 1 - first)]
-            rows = torch.from_numpy(backwards)
         values = values.to("cpu").contiguous().resolve_conj().resolve_neg()
-        self.commits.assign(lambda: put_rows(self.table, rows, values))
+        self.rows.assign(rows, values)
 
     def settle(self, patience: float = 1.0) -> None:
         """Block until all that this rank has closed is committed."""
-        self.commits.advance(self.board.closed(self.rank), patience)
+        self.rows.settle(patience)
 
     def commit(self) -> None:
         """End the step that is under way and block until it is committed; collective in a loop.
@@ -231,18 +210,12 @@ class FeatureClock:
                 f"{_HERE}: another rank trains these rows by an optimizer of featsync.optim, this "
                 f"one has none. Make the same optimizer on all ranks. {_NOTHING}"
             )
-
-        with self.lock.hold(self.timeout):
-            self.board.excused[self.rank] = 0
+        self.rows.begin_epoch()
 
     @property
     def epoch(self) -> int:
         """The epoch that this rank is in, or comes to next."""
-        return epoch_of(self.board.closed(self.rank))
-
-    def end_empty(self) -> None:
-        """This rank came to an epoch with nothing to do; safe in a finalizer."""
-        self.board.excused[self.rank] = self.epoch + 1
+        return epoch_of(self.rows.closed)
 
 
 _NO_LOOP = "a minibatch was given, but no loop over a loader of this feature is under way."

@@ -61,8 +61,13 @@ class Commits:
         self._merging = threading.Lock()
         self._later: deque[tuple[Position, int, list[Round]]] = deque()
 
+    @property
+    def timeout(self) -> float:
+        """Seconds without a sign of life after which a rank is given up."""
+        return self._others.timeout
+
     def want(self, rows: NDArray[np.int64], step: Position) -> None:
-        """Say that this rank reads rows in a step, before it closes the one before."""
+        """Say that a rank reads rows in a step; only before it closes the one before."""
         # Clipped: who reads rows that there are not hears of it when they are read.
         self._wanted.put(rows, _mark(step), mode="clip")
 
@@ -212,7 +217,7 @@ class Commits:
         later: list[Round] = []
         with self._given_up_if_it_fails():
             calls = [call for of_rank in self.areas.written(step) for call in of_rank]
-            rounds = list(rounds_of(calls, share, self.board.num_ranks))
+            rounds = list(rounds_of(calls, share, self.board.num_shares))
             if is_later_left:
                 mark = _mark(step + 1)
                 pairs = [part.split(self._wanted.take(part.rows) == mark) for part in rounds]

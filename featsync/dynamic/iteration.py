@@ -14,7 +14,6 @@ from featsync.dynamic.clock import FeatureClock
 from featsync.dynamic.positions import Position, epoch_of, position, steps_of
 from featsync.dynamic.waits import PATIENCE
 from featsync.errors import ConfigError
-from featsync.row_items import take_rows
 
 __all__ = ["Iteration"]
 
@@ -72,6 +71,11 @@ class Iteration:
         return self._takes_part and self._lag == 0
 
     @property
+    def is_exact(self) -> bool:
+        """Whether delivered rows show all steps before."""
+        return self._lag == 0
+
+    @property
     def reader(self) -> int:
         """The thread that asked for the last minibatch."""
         return self._reader
@@ -84,7 +88,7 @@ class Iteration:
     @property
     def step(self) -> Position:
         """The step that is under way."""
-        return self._clock.board.closed(self._clock.rank)
+        return self._clock.rows.closed
 
     def take_part(self) -> None:
         """Have other ranks wait for this one, from this step on.
@@ -128,13 +132,14 @@ class Iteration:
         """The next minibatch is asked for: the step under way is over."""
         self.leaves.clear()
         if self._takes_part and self._is_open:
-            self._clock.board.close(self._clock.rank, self.step + 1)
+            self._clock.rows.close(self.step + 1)
         self._is_open = False
 
     def commit(self) -> None:
         """End the step under way, and block until it is committed; another one begins."""
-        self._clock.board.close(self._clock.rank, self.step + 1)
+        self._clock.rows.close(self.step + 1)
         self._catch_up(self.step)
+        self._clock.settle(PATIENCE)
 
     def begin_early(self, ids: NDArray[np.int64]) -> None:
         """An early read is about to begin: what was written so far is no matter of its patches.
@@ -145,7 +150,9 @@ class Iteration:
         self._rows.clear()
         self._assigned = self._clock.board.assigned
         self._expected = self.step + 1
-        self._clock.commits.want(ids, self._expected)
+        homes = self._clock.rows.homes
+        near = ids if homes is None else homes.near_rows(ids)
+        self._clock.commits.want(near, self._expected)
 
     def arrive(self, is_later_left: bool = False) -> None:
         """Block until the table is as the next minibatch is to see it.
@@ -194,9 +201,7 @@ class Iteration:
         least = 0
         if self._takes_part and isinstance(self._lag, int) and self._lag:
             least = position(epoch_of(own), max(0, steps_of(own) + 1 - self._lag))
-        with self._clock.commits.hold(least) as seen:
-            take_rows(self._clock.table, ids, out)
-        return seen
+        return self._clock.rows.read_whole(ids, {"": out}, least)
 
     def lag_of(self, seen: Position) -> int:
         """How many of the steps that this rank has closed rows do not show."""
@@ -207,11 +212,10 @@ class Iteration:
         self._token = None
         if not self.is_driver:
             return
-        board, rank = self._clock.board, self._clock.rank
         if self._takes_part:
-            board.end_epoch(rank, self.step + self._is_open)
+            self._clock.rows.end_epoch(self.step + self._is_open)
         elif self._delivered == 0:
-            self._clock.end_empty()
+            self._clock.rows.excuse()
         self.is_driver = False
         self.leaves = []
 

@@ -1,31 +1,39 @@
-"""Brings a table whose rows change into memory that the ranks of a machine share; collective."""
+"""Brings rows that change into memory that the ranks of each machine share; collective."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featsync.dynamic.board import Board
+from featsync.dynamic.away import AwayPart
 from featsync.dynamic.clock import FeatureClock
+from featsync.dynamic.guest import Guest
+from featsync.dynamic.homes import Homes, by_host
 from featsync.dynamic.merge import MERGES, Merge
+from featsync.dynamic.part import PartSize, part_in, rows_in
+from featsync.dynamic.rows import FeatureRows
+from featsync.dynamic.talk import EngineWire, Talk, server_of
 from featsync.dynamic.waits import Neighbours
 from featsync.errors import ConfigError, unknown_name
 from featsync.exchange.engine import Engine
 from featsync.exchange.rooms import room_prefix
-from featsync.futex import LINE_BYTES
 from featsync.host_lock import HostLock
 from featsync.offers import agree, attempt
-from featsync.partition import Partition, as_partition
+from featsync.partition import Partition, RangePartition, as_partition
 from featsync.row_kind import RowKind
 from featsync.segment import Segment
+from featsync.world import World
 
-__all__ = ["clock_in", "open_clock", "shared_rows", "size_of"]
+__all__ = ["open_clock", "shared_rows"]
 
 _WHERE = "featsync.DynamicFeature"
+_CHUNK_BYTES = 1 << 24  # of rows that the first rank gives to other machines at a time
 
 
 def open_clock(
@@ -67,23 +75,25 @@ def shared_rows(clock: FeatureClock, name: str, kind: RowKind, terms: object) ->
         terms: What ranks have to agree on, as JSON has it.
 
     Returns:
-        ``(num_rows, *kind.shape)``.
+        ``(num_rows, *kind.shape)``, of the rows that this machine holds.
 
     Raises:
         ConfigError: Another rank asked for it on other terms.
         CapacityError: There is no memory for it.
     """
-    num_bytes = clock.num_rows * kind.num_bytes
-    memory = clock.room(name, num_bytes, terms)
-    return _rows_in(memory, clock.num_rows, kind)
+    num_rows = len(clock.table)
+    memory = clock.room(name, num_rows * kind.num_bytes, terms)
+    clock.rows.part.beside[name] = beside = rows_in(memory, num_rows, kind)
+    return beside
 
 
 def _alone(rows: torch.Tensor, merge: Merge, timeout: float) -> FeatureClock:
-    kind = RowKind(tuple(rows.shape[1:]), rows.dtype)
-    segment = Segment.create(size_of(len(rows), kind, 1))
+    size = PartSize(len(rows), RowKind(tuple(rows.shape[1:]), rows.dtype), 1, 1)
+    segment = Segment.create(size.num_bytes)
     HostLock.lay(segment.array[: HostLock.NUM_BYTES])
     others = Neighbours(0, _only_rank, _nobody, timeout)
-    clock = clock_in(segment, len(rows), kind, 1, merge, others, _private_room)
+    part = part_in(segment, size, merge, others)
+    clock = FeatureClock(FeatureRows(part, 0), others, _private_room)
     clock.table.copy_(rows)
     return clock
 
@@ -97,11 +107,6 @@ def _together(
     timeout: float,
 ) -> FeatureClock:
     world, number = engine.world, engine.served.new_number()
-    if problem is None and len(world.ranks_of_host) < world.size:
-        problem = ConfigError(
-            f"{_WHERE}: the ranks are on {len(world.first_ranks)} machines; rows that change are "
-            "shared by the ranks of one machine only. Give it a process_group of one machine."
-        )
     described = None
     if rows is not None and problem is None:
         digest = None if parts is None else parts.digest
@@ -112,26 +117,12 @@ def _together(
         raise ConfigError(f"{_WHERE}: no table")
     kind = RowKind(tuple(rows.shape[1:]), rows.dtype)
     num_rows = len(rows) if parts is None else parts.num_rows
-
-    def room(name: str, num_bytes: int, terms: object) -> NDArray[np.uint8]:
-        given = engine.room(f"{room_prefix(number)}{name}", 0, num_bytes, [num_bytes, terms])
-        return Segment.open(given.handle).array[HostLock.NUM_BYTES :]
-
-    others = Neighbours(
-        world.rank,
-        world.name,
-        lambda rank: _nothing if rank == world.rank else engine.vigil(rank).look,
-        engine.timeout,
-    )
-    clock, problem = attempt(
-        lambda: _attached(engine, number, num_rows, kind, MERGES[merge], others, room), None
-    )
-    if problem is None and clock is not None:
-        if parts is not None:
-            clock.table[torch.from_numpy(parts.rows_of(world.rank))] = rows
-        elif world.rank == 0:
-            clock.table.copy_(rows)
+    even = [num_rows * rank // world.size for rank in range(world.size + 1)]
+    spread = parts or RangePartition(even)
+    clock, problem = attempt(lambda: _attached(engine, number, spread, kind, MERGES[merge]), None)
     try:
+        agree(world, "attach rows", None, problem, timeout)
+        _, problem = attempt(lambda: _fill(clock, world, rows, parts), None)
         agree(world, "fill rows in", None, problem, timeout)
     except Exception:
         engine.drop(number)
@@ -143,67 +134,92 @@ def _together(
 
 
 def _attached(
-    engine: Engine,
-    number: int,
-    num_rows: int,
-    kind: RowKind,
-    merge: Merge,
-    others: Neighbours,
-    room: Any,
+    engine: Engine, number: int, spread: Partition, kind: RowKind, merge: Merge
 ) -> FeatureClock:
-    num_ranks = engine.world.size
-    num_bytes = size_of(num_rows, kind, num_ranks) - HostLock.NUM_BYTES
+    """See this machine's part, and get ready to hear from the others."""
+    world = engine.world
+    host_of_rank = world.host_of_rank
+    own_host = host_of_rank[world.rank]
+    partition = by_host(spread, host_of_rank)
+    size = PartSize(partition.sizes[own_host], kind, world.size, len(world.ranks_of_host))
+    num_bytes = size.num_bytes - HostLock.NUM_BYTES
     given = engine.room(f"{room_prefix(number)}table", 0, num_bytes, num_bytes)
-    segment = Segment.open(given.handle)
-    return clock_in(segment, num_rows, kind, num_ranks, merge, others, room)
+
+    def room(name: str, num_bytes: int, terms: object) -> NDArray[np.uint8]:
+        _check_terms(world, name, terms)
+        given = engine.room(f"{room_prefix(number)}{name}", 0, num_bytes, [num_bytes, terms])
+        return Segment.open(given.handle).array[HostLock.NUM_BYTES :]
+
+    others = Neighbours(world.rank, world.name, partial(_watch, engine), engine.timeout)
+    part = part_in(Segment.open(given.handle), size, merge, others)
+    if len(world.first_ranks) == 1:
+        return FeatureClock(FeatureRows(part, world.rank), others, room)
+    away = {}
+    for host in set(host_of_rank) - {own_host}:
+        server = server_of(world.rank, host, host_of_rank)
+        wire = EngineWire(engine, number, server)
+        away[host] = AwayPart(wire, world.name(server), partial(_looks, engine, server), kind)
+    guests = {
+        rank: Guest(part, rank, world.name(rank), EngineWire(engine, number, rank).send)
+        for rank, host in enumerate(host_of_rank)
+        if host != own_host and server_of(rank, own_host, host_of_rank) == world.rank
+    }
+    by_server = {server_of(world.rank, host, host_of_rank): one for host, one in away.items()}
+    engine.served.listeners[number] = Talk(guests, by_server)
+    rows = FeatureRows(part, world.rank, Homes(partition, own_host, away))
+    return FeatureClock(rows, others, room)
 
 
-def clock_in(
-    segment: Segment,
-    num_rows: int,
-    kind: RowKind,
-    num_ranks: int,
-    merge: Merge,
-    others: Neighbours,
-    room: Any,
-) -> FeatureClock:
-    """See a table in memory of `size_of`, with a lock laid at its beginning.
-
-    Args:
-        segment: The memory.
-        num_rows: Of the table.
-        kind: What a row is.
-        num_ranks: That share it.
-        merge: What becomes of rows that several write.
-        others: Who they are.
-        room: Gives further memory that they share; see `FeatureClock`.
-    """
-    lock = HostLock(
-        segment.array[: HostLock.NUM_BYTES], others.rank, "a dynamic feature", others.name_of
-    )
-    memory = segment.array[HostLock.NUM_BYTES :]
-    board = Board(memory, num_ranks)
-    memory = memory[_padded(Board.num_bytes(num_ranks)) :]
-    wanted, rows = memory[:num_rows], memory[_padded(num_rows) :]
-    table = _rows_in(rows, num_rows, kind)
-    return FeatureClock(table, wanted, segment, board, lock, merge, others, room)
+def _fill(
+    clock: FeatureClock | None, world: World, rows: torch.Tensor, parts: Partition | None
+) -> None:
+    if clock is None:
+        return  # what went wrong is known
+    if parts is not None:
+        own = parts.rows_of(world.rank)
+        if (homes := clock.rows.homes) is not None:
+            own = homes.partition.locate(own)[1]
+        clock.table[torch.from_numpy(own)] = rows
+    elif world.rank == 0 and clock.rows.homes is None:
+        clock.table.copy_(rows)
+    elif world.rank == 0:
+        size = max(1, _CHUNK_BYTES // max(1, clock.kind.num_bytes))
+        for start in range(0, len(rows), size):
+            chunk = rows[start : start + size]
+            clock.assign(torch.arange(start, start + len(chunk)), chunk)
 
 
-def size_of(num_rows: int, kind: RowKind, num_ranks: int) -> int:
-    """Bytes of a table with its board and lock."""
-    board = _padded(Board.num_bytes(num_ranks))
-    return HostLock.NUM_BYTES + board + _padded(num_rows) + num_rows * kind.num_bytes
+def _looks(engine: Engine, rank: int) -> Callable[[], None]:
+    """Begin to wait for a rank."""
+    return engine.vigil(rank).look
 
 
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // LINE_BYTES) * LINE_BYTES
+def _watch(engine: Engine, rank: int) -> Callable[[], None]:
+    """Begin to wait for a rank, and for whoever of this machine serves it."""
+    world = engine.world
+    own_host = world.host_of_rank[world.rank]
+    ranks = {rank}
+    if world.host_of_rank[rank] != own_host:
+        ranks.add(server_of(rank, own_host, world.host_of_rank))
+    looks = [_looks(engine, one) for one in ranks if one != world.rank]
+
+    def look() -> None:
+        for one in looks:
+            one()
+
+    return look
 
 
-def _rows_in(memory: NDArray[np.uint8], num_rows: int, kind: RowKind) -> torch.Tensor:
-    num_bytes = num_rows * kind.num_bytes
-    if num_bytes == 0:
-        return torch.zeros((num_rows, *kind.shape), dtype=kind.dtype)
-    return torch.from_numpy(memory[:num_bytes]).view(kind.dtype).view(num_rows, *kind.shape)
+def _check_terms(world: World, name: str, terms: object) -> None:
+    """Ranks of one machine agree by asking for memory; machines have to be asked."""
+    if len(world.first_ranks) == 1:
+        return
+    found = agree(world, f"share {name}", terms, None, None)
+    if any(other != terms for other in found):
+        told = "; ".join(f"{world.name(rank)}: {other}" for rank, other in enumerate(found))
+        raise ConfigError(
+            f"ranks disagree about what they share as {name} ({told}). Give all the same settings."
+        )
 
 
 def _private_room(name: str, num_bytes: int, terms: object) -> NDArray[np.uint8]:
@@ -246,9 +262,5 @@ def _only_rank(rank: int) -> str:
     return f"rank {rank}"
 
 
-def _nobody(rank: int) -> Any:
-    return _nothing
-
-
-def _nothing() -> None:
-    """A rank does not wait for itself."""
+def _nobody(rank: int) -> Callable[[], None]:
+    return lambda: None

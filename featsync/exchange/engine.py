@@ -131,6 +131,10 @@ class Engine:
         """Send a message and return."""
         self._links.send_now(rank, words, numbers)
 
+    def post(self, rank: int, words: dict[str, Any], numbers: Sequence[Any] = ()) -> None:
+        """Send a message soon; takes no lock."""
+        self._links.send(rank, words, numbers)
+
     def ask(
         self,
         rank: int,
@@ -218,6 +222,7 @@ class Engine:
         self._is_over = True
         self._links.wake()
         self._thread.join(self.timeout)
+        self.served.close(_FLUSH_S)
 
     def _staying(self) -> list[int]:
         return [r for r in self._links.ranks if self._links.is_open(r) and r not in self._left]
@@ -249,6 +254,7 @@ class Engine:
         served, arrivals = self.served, self._arrivals
         return {
             "announce": served.announce,
+            "dynamic": served.hear,
             "order": self._sender.send,
             "forget": lambda rank, frame: served.forget(rank, frame.words["session"]),
             "drop": lambda rank, frame: served.drop(frame.words["number"], rank, self.world.size),

@@ -30,6 +30,7 @@ _HEADER = struct.Struct("<4sIQ")
 _MAGIC = b"fsy1"
 _MAX_WORDS = 1 << 24
 _MAX_NUMBERS = 1 << 40
+_ALIGNMENT = 16
 _PORTION = 1 << 20  # read at once; a peer that sends without end must not keep others waiting
 
 
@@ -38,7 +39,7 @@ class Frame(NamedTuple):
 
     Attributes:
         words: What it says; ``words["kind"]`` tells what it is.
-        numbers: ``(n,)``, the reader's own.
+        numbers: ``(n,)``, the reader's own; begin at a multiple of 16 bytes.
         num_bytes: All that it took.
     """
 
@@ -65,7 +66,7 @@ class FrameReader:
         self._source = source
         self._buffer = bytearray(_HEADER.size)
         self._filled = 0
-        self._text_bytes = 0
+        self._text_bytes = self._skipped = 0
         self._in_header = True
 
     def read(self, connection: socket.socket) -> Iterator[Frame]:
@@ -102,10 +103,13 @@ class FrameReader:
                     self._source,
                 )
             self._in_header = False
-            self._buffer = bytearray(self._text_bytes + num_bytes)
+            # So that the numbers begin where rows of any dtype can be used as they lie.
+            self._filled = self._skipped = -self._text_bytes % _ALIGNMENT
+            self._buffer = bytearray(self._skipped + self._text_bytes + num_bytes)
             return None
         self._in_header = True
         self._buffer = bytearray(_HEADER.size)
-        words = json.loads(bytes(buffer[: self._text_bytes]))
-        numbers = np.frombuffer(buffer, np.uint8)[self._text_bytes :]
-        return Frame(words, numbers, _HEADER.size + len(buffer))
+        end = self._skipped + self._text_bytes
+        words = json.loads(bytes(buffer[self._skipped : end]))
+        numbers = np.frombuffer(buffer, np.uint8)[end:]
+        return Frame(words, numbers, _HEADER.size + len(buffer) - self._skipped)

@@ -1,4 +1,4 @@
-"""Row numbers on the wire: sorted, so that most of them are a small step from the one before.
+"""Row numbers on the wire; sorted ones are mostly a small step from the one before.
 
 ::
 
@@ -30,7 +30,7 @@ def encode(numbers: Numbers) -> tuple[int, Bytes]:
     """Encode row numbers.
 
     Args:
-        numbers: ``(n,)``, never falling, 0 or more.
+        numbers: ``(n,)``, 0 or more; only such as never fall become shorter.
 
     Returns:
         The code, and the bytes.
@@ -41,9 +41,11 @@ def encode(numbers: Numbers) -> tuple[int, Bytes]:
     """
     if len(numbers) == 0:
         return _RAW32, np.empty(0, np.uint8)
-    if numbers[-1] > np.iinfo(np.uint32).max:
+    if numbers.max() > np.iinfo(np.uint32).max:
         return _RAW64, numbers.astype("<u8").view(np.uint8)
     steps = np.diff(numbers, prepend=0)
+    if steps.min() < 0:
+        return _RAW32, numbers.astype("<u4").view(np.uint8)
     is_long = steps >= _ESCAPE
     num_long = int(np.count_nonzero(is_long))
     if len(numbers) + 4 * num_long >= 4 * len(numbers):

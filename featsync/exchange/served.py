@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,10 +20,26 @@ from featsync.exchange.recent import RecentRows
 from featsync.exchange.rooms import Rooms, room_prefix
 from featsync.row_kind import RowKind
 
-__all__ = ["Served"]
+__all__ = ["Listener", "Served"]
 
 Mask = NDArray[np.bool_]
 _Announced = list[tuple[int, NDArray[np.int64]]]
+
+
+class Listener(Protocol):
+    """Gets messages of the kind ``dynamic`` about one table; must not wait."""
+
+    def hear(self, rank: int, frame: Frame) -> None:
+        """A message came."""
+
+    def lose(self, rank: int) -> None:
+        """A rank is gone."""
+
+    def close(self) -> None:
+        """No rank will send another one."""
+
+    def join(self, timeout: float) -> None:
+        """Wait until all is done that was asked for, after `close`."""
 
 
 @dataclass
@@ -35,11 +51,13 @@ class Served:
             parts of one table.
         rows_sent: Rows given to other ranks so far.
         rooms: Shared memory that this rank keeps for the others of its machine.
+        listeners: Of tables whose rows change, by number.
     """
 
     tables: dict[int, torch.Tensor] = field(default_factory=dict)
     rows_sent: int = 0
     rooms: Rooms = field(default_factory=Rooms)
+    listeners: dict[int, Listener] = field(default_factory=dict)
     _dropped_by: dict[int, set[int]] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _announced: dict[tuple[int, int], dict[int, _Announced]] = field(default_factory=dict)
@@ -71,7 +89,20 @@ class Served:
             self.tables.pop(number, None)
             self._recent.pop(number, None)
             self.rooms.forget(room_prefix(number))
+            if (listener := self.listeners.pop(number, None)) is not None:
+                listener.close()
             del self._dropped_by[number]
+
+    def close(self, timeout: float) -> None:
+        """The process ends: let listeners end what they are at."""
+        for listener in self.listeners.values():
+            listener.close()
+        for listener in self.listeners.values():
+            listener.join(timeout)
+
+    def hear(self, rank: int, frame: Frame) -> None:
+        """Hand a message to the table that it is about."""
+        self.listeners[frame.words["number"]].hear(rank, frame)
 
     def announce(self, rank: int, frame: Frame) -> None:
         """Note which rows a rank will want for one of its minibatches."""
@@ -147,6 +178,8 @@ class Served:
         for key in [key for key in self._announced if key[0] == rank]:
             del self._announced[key]
         self._let_go()
+        for listener in self.listeners.values():
+            listener.lose(rank)
 
     def _table(self, number: int) -> torch.Tensor:
         if number not in self.tables:

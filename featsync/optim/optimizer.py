@@ -58,7 +58,7 @@ class RowOptimizer:
         # For its terms alone: another optimizer has other states, or none.
         clock.room("optimizer", LINE_BYTES, {**self._settings, "lr": self.lr})
         self.states = {
-            name: shared_rows(clock, f"{self._name} {name}", kind, self._settings)
+            name: shared_rows(clock, self._beside(name), kind, self._settings)
             for name, kind in rule.states(clock.kind).items()
         }
         divisor = clock.board.num_ranks if reduce == "mean" else 1
@@ -100,8 +100,8 @@ class RowOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Copy what is needed to go on; the rows themselves are `DynamicFeature.read`'s."""
-        with self._clock.commits.hold():
-            states = {name: state.clone() for name, state in self.states.items()}
+        found = self._clock.copy(None, [self._beside(name) for name in self.states])
+        states = {name: found[self._beside(name)] for name in self.states}
         return {**self._settings, "lr": self.lr, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -120,19 +120,21 @@ class RowOptimizer:
             raise ConfigError(f"{where}: the state has no {' and no '.join(absent)}")
         lr, states = float(state["lr"]), state["states"]
         for name, own in self.states.items():
-            found = _described(states.get(name))
-            if found != _described(own):
-                raise ConfigError(f"{where}: {name} is {found} where {_described(own)} is allowed")
+            found, allowed = _described(states.get(name)), self._allowed(own)
+            if found != allowed:
+                raise ConfigError(f"{where}: {name} is {found} where {allowed} is allowed")
         if self._clock.driver is not None:
             raise ConfigError(f"{where}: a loop over a loader of this feature is under way")
-
-        def write() -> None:
-            for name, own in self.states.items():
-                own.copy_(states[name])
-
         self._clock.settle()
-        self._clock.commits.assign(write)
+        self._clock.rows.assign_beside({self._beside(name): states[name] for name in self.states})
         self.lr = lr
+
+    def _beside(self, name: str) -> str:
+        """How a state is called among all that lies beside the rows."""
+        return f"{self._name} {name}"
+
+    def _allowed(self, own: torch.Tensor) -> str:
+        return f"{(self._clock.num_rows, *own.shape[1:])} {own.dtype}"
 
 
 def _described(state: Any) -> str:

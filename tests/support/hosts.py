@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -103,6 +104,7 @@ def main() -> None:
         answer = None, body(rank, *args)
         if together:
             dist.barrier()
+            time.sleep(0.05)  # as in `support.ranks`
             dist.destroy_process_group()
     except BaseException:  # noqa: BLE001 - whatever it was, the test must hear of it
         answer = f"rank {rank} failed:\n{traceback.format_exc()}", None
