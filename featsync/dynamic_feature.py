@@ -13,6 +13,7 @@ from featsync.dynamic.clock import FeatureClock
 from featsync.dynamic.flushing import flush_rows, whole_file_of
 from featsync.dynamic.opening import open_clock
 from featsync.exchange.engines import engine_of
+from featsync.exchange.traffic import Traffic
 
 __all__ = ["DynamicFeature"]
 
@@ -22,7 +23,8 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
 
     Building one is collective: all ranks build theirs in the same order, with rows of the same
     shape and dtype. The rows are copied into memory that the ranks of a machine share, once; files
-    that they came from are never touched, but by `flush`. The ranks have to be on one machine.
+    that they came from are never touched, but by `flush`. On several machines each holds its part:
+    the rows that the partition gives to its ranks, or, without one, a run of them.
 
     What an iteration of a loader delivers, on all ranks: step n shows all that was written in the
     steps before it, by any rank, and nothing that is written in n. A step ends when its loop asks
@@ -50,7 +52,7 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         timeout: Seconds to wait for other ranks, and without a sign of life later.
 
     Raises:
-        ConfigError: It is no table of rows, ranks disagree, or they are on several machines.
+        ConfigError: It is no table of rows, or ranks disagree.
         CapacityError: The machine's shared memory is too small.
         PeerError: Another rank could not do its part.
     """
@@ -66,7 +68,7 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         super().__init__()
         engine = engine_of(process_group, timeout)
         self.featsync_clock: FeatureClock = open_clock(tensor, merge, partition, engine, timeout)
-        self._world = None if engine is None else engine.world
+        self._engine = engine
         self._file = whole_file_of(tensor) if partition is None else None
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -130,7 +132,17 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
                 dtype that such a file cannot hold.
             PeerError: Another rank could not do its part.
         """
-        flush_rows(self.featsync_clock, self._world, self._file, path)
+        world = None if self._engine is None else self._engine.world
+        flush_rows(self.featsync_clock, world, self._file, path)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Messages and bytes between this rank and the others of its group so far.
+
+        Of all features of the group together; those about rows that change are of the kind
+        ``dynamic``. Take the difference of two (``after - before``) for what went in between.
+        """
+        return Traffic() if self._engine is None else self._engine.traffic
 
     def size(self) -> torch.Size:
         """Shape of one row."""

@@ -1,7 +1,8 @@
 """Features whose rows every step may change, exact although rows are read ahead.
 
-One table a machine, in shared memory, and beside it a *board* of counters. Ranks publish what they
-write; nobody writes to the table but in a *commit*, which applies the writes of one step::
+Each machine holds its part of the rows in shared memory, and beside it a *board* of counters.
+Ranks publish what they write; nobody writes to the rows but in a *commit*, which applies the writes
+of one step::
 
     rank 0   deliver n │ update ─▶ own area │ close n ─┐
     rank 1   deliver n │ update ─▶ own area │ close n ─┼▶ commit n: merged into the table, by shares
@@ -42,6 +43,22 @@ A loader takes part (*drives* the clock of its feature) from the step of its fir
 several ranks that has to be the first step of its epoch, and zero rows are enough. Later epochs of
 the same loader take part from the start. Others, for validation, read what is committed; while they
 do, the ranks that train wait for this one.
+
+Several machines
+    Rows are dealt out over machines (`homes`). A rank is on the board of every machine: on its own
+    in place (`part`), on the others as a *guest* (`guest`), for which one rank there does what its
+    letters say (`letters`, `away`). So each part is a table of its own with all of the above, and
+    its commits need only the ranks of its machine to merge::
+
+        rank       early n+1 ─▶ guest   reads when commit n - 1 is complete, marks   ─▶ rows
+                   write n, close n+1 ─▶ its area and counter there
+                   patch n+1 ─▶ commit n as far as wanted, what it wrote of the rows ─▶ rows
+
+    7. A guest marks rows as wanted next only before it closes the step. A read that was asked for
+       later is patched when the whole commit is complete.
+    8. Who waits for another machine's patch has merged before what it left for later: the guest
+       there may wait for a rank that waits here.
+    9. A read of one whole step asks machines that are behind again, until all show the same one.
 
 All states of a model of this, of 2 and 3 ranks, are searched by ``tests/test_dynamic_protocol.py``
 (without 3, which only tells *when* rows of one commit are merged).

@@ -26,7 +26,8 @@ class Traffic:
     """What went over the links of one rank so far, by kind.
 
     ``announce``: ids of rows that will be wanted. ``order``: which of them to send now. ``sent``:
-    the answer, that they are under way and how they are arranged. ``rows``: themselves. Other kinds
+    the answer, that they are under way and how they are arranged. ``rows``: themselves.
+    ``dynamic``: all about rows that change, with the rows. Other kinds
     are seldom: ``forget`` at the end of an iteration, signs of life, errors.
 
     Bytes are those on the sockets, with all headers of featsync, none of TCP's; of ``rows`` those

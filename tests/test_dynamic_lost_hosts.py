@@ -1,0 +1,117 @@
+"""Rows that change on two machines when one of them fails: an error on the other, that names it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import featsync
+from cluster import Cluster, why_impossible
+from featsync.errors import ConfigError, PeerError, PeerTimeoutError
+from featsync.plan import FeatureKey
+from support.graphs import HandMade, planned, store_of
+from support.hosts import HostRanks
+from support.processes import wait_until
+
+pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
+
+X = FeatureKey("node", None, "x")
+ROWS = torch.arange(0, 2_000, 7)
+
+
+def pipe_of(feature, num_batches, rows=ROWS, **settings):
+    return planned(
+        HandMade([rows] * num_batches),
+        store_of({tuple(X): feature}),
+        ["x"],
+        timeout=5.0,
+        **settings,
+    )
+
+
+def train_on(rank):
+    """Ranks 0 and 2 train rows together, and 1 and 3: on two machines. Says how it ended."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    group = groups[rank % 2]
+    feature = featsync.DynamicFeature(torch.zeros(2_000, 2), "sum", group, timeout=5.0)
+    dist.barrier()
+    before = 0.0
+    try:
+        for step, minibatch in enumerate(pipe_of(feature, 100_000, process_group=group)):
+            rows = minibatch.node_features["x"]
+            assert rows.eq(2 * step).all()
+            before = float(rows[0, 0])
+            feature.update(rows + 1, ROWS, minibatch=minibatch)
+            if step == 5:
+                (Path(os.environ["TEST_FOLDER"]) / f"trains.{rank}").touch()
+            time.sleep(0.01)
+    except PeerError as error:
+        seen = (type(error), error.peer, str(error), time.time(), before)
+        (Path(os.environ["TEST_FOLDER"]) / f"saw.{rank}").touch()
+        return seen
+    return None
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_rank_and_a_lost_link_are_named_by_the_others():
+    if (reason := why_impossible()) is not None:
+        pytest.skip(reason)
+    with Cluster(hosts=2) as cluster:
+        run = HostRanks(cluster, 2, train_on, together=False, timeout_s=120)
+        trains = [run.folder / f"trains.{rank}" for rank in range(4)]
+        assert wait_until(lambda: all(path.exists() for path in trains), 90)
+        (victim,) = [p for p in cluster.machines[1].processes() if p.rank == 2]
+        os.kill(victim.pid, signal.SIGKILL)
+        killed = time.time()
+        assert wait_until((run.folder / "saw.0").exists, 20)
+        cluster.link.set_up(1, False)
+        unplugged = time.time()
+        found = [seen or (None,) * 5 for seen in run.results(dead=[2])]
+    kinds, peers, words, moments, steps = zip(*found, strict=True)
+    assert kinds == (PeerError, PeerTimeoutError, None, PeerTimeoutError)
+    assert peers == (
+        "rank 1 (global rank 2)", "rank 1 (global rank 3)", None, "rank 0 (global rank 1)",
+    )  # fmt: skip
+    assert "has ended, and with it went the rows that it held" in words[0]
+    assert moments[0] - killed < 10
+    assert all(4 < moments[rank] - unplugged < 30 for rank in (1, 3))
+    assert steps[1] == steps[3]  # whoever trains on is at most a step ahead of a rank that does not
+
+
+def errors_of_one_machine_reach_the_other(rank):
+    """Machine 1 has 16 MiB of shared memory: what rank 0 writes to its rows finds no room there."""
+    kind = torch.zeros(20, 1 << 16)
+    feature = featsync.DynamicFeature(kind, timeout=20.0)
+    pipe = pipe_of(feature, 4, torch.arange(20))
+    rows = torch.arange(10, 20).repeat(6 if rank == 0 else 0)
+
+    def train():
+        for _ in pipe:
+            feature.update(torch.ones(len(rows), 1 << 16), rows)
+
+    with pytest.raises(PeerError) as caught:
+        train()
+    if rank == 0:
+        assert "rank 1 could not serve rows of its machine: shared memory of" in str(caught.value)
+    else:
+        assert "rank 0 failed while it changed rows" in str(caught.value)
+    # Nothing hangs, and another feature works.
+    dist.barrier()
+    optimizers = [featsync.optim.SparseSGD, featsync.optim.SparseAdagrad]
+    learner = featsync.DynamicFeature(torch.zeros(20, 2), timeout=20.0)
+    with pytest.raises(ConfigError, match=r"ranks disagree about what they share.*SparseSGD"):
+        optimizers[rank](learner, lr=0.1)
+
+
+@pytest.mark.timeout(120)
+def test_errors_of_one_machine_reach_the_other():
+    if (reason := why_impossible()) is not None:
+        pytest.skip(reason)
+    with Cluster(hosts=2, shm=["64m", "16m"]) as cluster:
+        HostRanks(cluster, 1, errors_of_one_machine_reach_the_other, timeout_s=100).results()
