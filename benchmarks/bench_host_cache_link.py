@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +25,8 @@ import dgl.graphbolt as gb
 import numpy as np
 import torch
 import torch.distributed as dist
-from bench_link import IMPOSSIBLE, RATE, ROOT, Given
+from bench_link import RATE, Given
+from pretended_machines import run_on_machines
 from records import write_json
 from sampled_ids import Epoch, sample
 
@@ -164,18 +163,9 @@ def launch(dataset: str, epoch: Epoch, caches: Sequence[float]) -> list[dict[str
         facts = {"num_rows": sampled.num_rows, "lengths": [len(ids) for ids in in_turn]}
         (Path(folder) / "facts.json").write_text(json.dumps(facts))
         del sampled, in_turn
-        command = [sys.executable, __file__, "--folder", folder, "--caches", *map(str, caches)]
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "cluster", "--plain", "--rate", RATE),
-                *("--ranks", str(RANKS_OF_MACHINE), "--time-limit", "1500", "--", *command),
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)])},
-            check=False,
-        )
-        if done.returncode == IMPOSSIBLE:
+        command = [__file__, "--folder", folder, "--caches", *map(str, caches)]
+        if not run_on_machines(command, RATE, RANKS_OF_MACHINE):
             return None
-        done.check_returncode()
         rows: list[dict[str, Any]] = json.loads((Path(folder) / "rows.json").read_text())
     return [{"dataset": dataset, **row} for row in rows]
 
@@ -224,7 +214,6 @@ def main() -> None:
     for dataset in args.datasets:
         found = launch(dataset, epoch, args.caches)
         if found is None:
-            print("not measured: this system cannot pretend two machines")
             return
         rows += found
     report(rows)

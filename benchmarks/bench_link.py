@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple
 import dgl.graphbolt as gb
 import torch
 import torch.distributed as dist
+from pretended_machines import run_on_machines
 from records import write_json
 from torch.utils.data import IterDataPipe
 
@@ -35,12 +35,10 @@ import featsync
 from featsync.exchange.id_code import encode
 from featsync.plan import FeatureKey
 
-ROOT = Path(__file__).parent.parent
 RATE, BYTES_A_SECOND = "1gbit", 125e6
 WIDTH = 128
 STEPS = (0.5, 1.0, 2.0)  # of the time that rows and ids take at the link's rate
 NODE = FeatureKey("node", None, "feat")
-IMPOSSIBLE = 2  # the launcher's status where a system lacks what it needs, and says what
 WARM_UP = 4  # minibatches before the clock starts
 
 
@@ -206,16 +204,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
-        command = [sys.executable, *sys.argv, "--json", str(path)]
-        done = subprocess.run(
-            [sys.executable, "-m", "cluster", "--plain", "--rate", RATE, "--", *command],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)])},
-            check=False,
-        )
-        if done.returncode == IMPOSSIBLE:
-            print("not measured: this system cannot pretend two machines")
+        if not run_on_machines([*sys.argv, "--json", str(path)], RATE):
             return
-        done.check_returncode()
         rows = json.loads(path.read_text())
     for row in rows:
         report(row)

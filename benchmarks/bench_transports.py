@@ -25,7 +25,7 @@ from ranks import Ranks
 from records import write_json
 from transport_lanes import Setting
 
-AGAINST = {"landed": "raw", "in place": "raw", "memory": "select", "scattered": "select"}
+_AGAINST = {"landed": "raw", "in place": "raw", "memory": "select", "scattered": "select"}
 SETTINGS = (
     Setting(width=8, rows=150_000, part_rows=500_000),
     Setting(width=32, rows=150_000, part_rows=500_000),
@@ -40,10 +40,14 @@ SMOKE = (Setting(width=8, rows=200, part_rows=500), Setting(width=4096, rows=600
 def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Speed of each way as a share of that which it is held against: median and range."""
     found = {}
-    for way, base in AGAINST.items():
+    for way, base in _compared(seconds):
         values = [b / s for b, s in zip(seconds[base], seconds[way], strict=True)]
         found[way] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     return found
+
+
+def _compared(seconds: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(way, base) for way, base in _AGAINST.items() if way in seconds]
 
 
 def report(row: dict[str, Any]) -> None:
@@ -52,7 +56,7 @@ def report(row: dict[str, Any]) -> None:
         f"{row['rows']:,} rows of {4 * row['width']} bytes: {row['bytes_an_id']:.2f} bytes an id, "
         f"{row['share_of_ids']:.2%} of the bytes, wrong rows {row['wrong_rows']}"
     )
-    for way, base in AGAINST.items():
+    for way, base in _compared(row["seconds"]):
         took, against = (statistics.median(row["seconds"][name]) for name in (way, base))
         ratio = row["speed"][way]
         print(

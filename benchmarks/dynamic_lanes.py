@@ -73,8 +73,8 @@ def measure(work: Workload) -> dict[str, Any]:
     start = torch.randn((work.rows, work.width), generator=torch.Generator().manual_seed(3))
     lanes = {
         NODE_EMBEDDING: _NodeEmbedding(work, rank, start),
-        INLINE: _Featsync(work, rank, start, "inline"),
-        THREAD: _Featsync(work, rank, start, "thread"),
+        INLINE: Featsync(work, rank, start, "inline"),
+        THREAD: Featsync(work, rank, start, "thread"),
         ALONE: _Alone(work, rank, start),
         FLOOR: _Floor(work, rank, start),
     }
@@ -132,7 +132,7 @@ class _NodeEmbedding:
         return self._embedding.weight
 
 
-class _Featsync:
+class Featsync:
     """Delivered by the stages, trained by ``featsync.optim``."""
 
     def __init__(self, work: Workload, rank: int, start: torch.Tensor, worker: str) -> None:
@@ -145,6 +145,7 @@ class _Featsync:
         self._loader = gb.DataLoader(pipe)
 
     def epoch(self, wanted: _Wanted) -> None:
+        """Read and train the rows of all steps."""
         self._rows.wanted = wanted[self._rank]
         for minibatch in self._loader:
             _use(minibatch.node_features["x"], self._work)
@@ -153,9 +154,11 @@ class _Featsync:
         self._feature.commit()
 
     def table(self) -> torch.Tensor:
+        """All rows, as they are now."""
         return self._feature.read()
 
     def patched_share(self) -> float:
+        """Of delivered rows, those that were read again."""
         stats = featsync.stats(self._loader)
         return stats.features[FeatureKey("node", None, "x")].rows_patched / stats.rows
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import report_ranks
 from report_cells import ranged, ratio
-from report_dynamic import dynamic
+from report_dynamic import dynamic, dynamic_link
 from report_host_cache import host_cache, host_cache_link
 
 HERE = Path(__file__).parent
@@ -207,6 +207,7 @@ def tables(results: Path) -> Iterator[str]:
         {name: report for name, report in reports.items() if name.startswith("partitioned_")}
     )
     yield from of_file("transports", report_ranks.transports)
+    yield from of_file("transports_link", report_ranks.transports_link)
     yield from of_file("link", report_ranks.link)
     yield from of_file("traffic", report_ranks.traffic)
     yield from of_file("wake", report_ranks.wake)
@@ -215,6 +216,7 @@ def tables(results: Path) -> Iterator[str]:
     yield from of_file("host_cache", host_cache)
     yield from of_file("host_cache_link", host_cache_link)
     yield from of_file("dynamic", dynamic)
+    yield from of_file("dynamic_link", dynamic_link)
     yield from of_file("memory", memory)
 
 

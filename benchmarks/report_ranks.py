@@ -105,6 +105,29 @@ def transports(rows: list[Row]) -> Iterator[str]:
     yield ""
 
 
+def transports_link(rows: list[Row]) -> Iterator[str]:
+    """The table of the transport between machines alone."""
+    yield (
+        "**`p2p` over a link of limited rate** between two pretended machines: speed as a share of "
+        "raw isend and irecv of as many bytes, until rows are in a buffer; and where they belong "
+        "(`python benchmarks/bench_transports_link.py`):"
+    )
+    yield ""
+    yield (
+        "| link | rows | bytes a row | raw, ms | p2p, landed | p2p, in place | bytes an id "
+        "| ids' share of all bytes | wrong rows |"
+    )
+    yield "|---" * 9 + "|"
+    for row in rows:
+        landed, in_place = (ratio(row["speed"][way]) for way in ("landed", "in place"))
+        yield (
+            f"| {row['rate']} | {row['rows']:,} | {4 * row['width']:,} "
+            f"| {1e3 * median(row['seconds']['raw']):.2f} | {landed} | {in_place} "
+            f"| {row['bytes_an_id']:.2f} | {row['share_of_ids']:.2%} | {row['wrong_rows']} |"
+        )
+    yield ""
+
+
 def link(rows: list[Row]) -> Iterator[str]:
     """The table of steps over a link of limited rate."""
     yield (

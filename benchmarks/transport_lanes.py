@@ -1,6 +1,6 @@
 """Rows of rank 1 brought to rank 0 again and again, by each way in turn; see `bench_transports.py`.
 
-Lanes of rank 0, all of the same rows::
+Lanes of rank 0, all of the same rows; the last three where rank 1 is on the same machine::
 
     raw          irecv of so many bytes; a byte that says "go"; the isend of what is ready there
     landed       p2p: order, until the rows are in the buffer
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from featsync.device import CpuDevice
 from featsync.exchange.engine import Engine
@@ -63,7 +64,7 @@ def measure(setting: Setting, rounds: int) -> dict[str, Any]:
     if engine is None:
         raise RuntimeError("this takes two ranks")
     owners = np.random.default_rng(0).permutation(2 * setting.part_rows) % 2
-    part = torch.rand((setting.part_rows, setting.width))
+    part = _rows_of(np.flatnonzero(owners == engine.world.rank), setting.width)
     parts = bring_together(part, torch.from_numpy(owners), engine, _TIMEOUT)
     del part
     table = PartitionedTable(KEY, parts)
@@ -81,7 +82,9 @@ class _Reader:
         self._device = CpuDevice()
         self._session = engine.open_session()
         self._transports = {name: TRANSPORTS[name](engine, self._session) for name in TRANSPORTS}
-        self._whole = RemoteRows({KEY: table}, {KEY: route_of(table, "shared_memory")})
+        is_near = 1 in table.parts.readable
+        route = route_of(table, "shared_memory" if is_near else "p2p")
+        self._whole = RemoteRows({KEY: table}, {KEY: route})
         rows, width = setting.rows, setting.width
         # As in a minibatch: what the other rank holds is half of the rows, anywhere among them.
         self._target = torch.zeros((2 * rows, width))
@@ -90,10 +93,13 @@ class _Reader:
             "raw": self._raw,
             "landed": self._landed,
             "in place": lambda batch, pull: self._by("p2p", batch, pull),
-            "select": self._select,
-            "memory": self._memory,
-            "scattered": lambda batch, pull: self._by("shared_memory", batch, pull),
         }
+        if is_near:
+            self._lanes |= {
+                "select": self._select,
+                "memory": self._memory,
+                "scattered": lambda batch, pull: self._by("shared_memory", batch, pull),
+            }
 
     def run(self, rounds: int) -> dict[str, Any]:
         """Run all lanes in turn."""
@@ -168,7 +174,7 @@ class _Reader:
 
     def _wrong_rows(self, name: str, pull: Pull) -> int:
         """Compare what came, and wipe it out."""
-        wanted = self._table.parts.readable[1][torch.from_numpy(pull.rows)]
+        wanted = _rows_of(self._table.parts.partition.rows_of(1)[pull.rows], self._setting.width)
         if name in ("in place", "scattered"):
             found = self._target[torch.from_numpy(pull.positions)]
             self._target.zero_()
@@ -185,6 +191,11 @@ class _Reader:
             "bytes_an_id": ids / (fetches * self._setting.rows),
             "share_of_ids": ids / sum(amount.num_bytes for amount in amounts),
         }
+
+
+def _rows_of(ids: NDArray[np.int64], width: int) -> torch.Tensor:
+    """Rows of the table, ``(n, width)``: made up, so that either rank knows them."""
+    return torch.from_numpy(ids).float().unsqueeze(1) + torch.arange(width) / width
 
 
 def _serve(table: PartitionedTable, rows: int) -> None:

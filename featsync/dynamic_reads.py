@@ -166,6 +166,8 @@ class DynamicReads:
             if iteration.is_driver:
                 clock.last_loop = iteration.reader, self._steps
             iteration.end()
+        for early in self._apart.values():
+            early.forget()
         self.step = None
 
     def _start(self, flight: Flight) -> None:

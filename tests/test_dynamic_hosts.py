@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from featsync.dynamic.board import AREAS
+from featsync.dynamic.iteration import Iteration
 from featsync.dynamic.merge import MERGES
+from featsync.dynamic.reading import EarlyRead
+from featsync.errors import PlanError
 from support.clock_programs import ends, run_program
 from support.dynamic_programs import random_program
 from support.local_clocks import local_clocks, on_threads
 from support.tensors import same_bits
+
+
+def driver(clock, **options):
+    return Iteration(clock, 0, lambda: True, **options)
+
 
 SEEDS = st.integers(0, 10_000)
 # The machine of each rank.
@@ -63,6 +73,46 @@ def test_epochs_follow_one_another_however_uneven(seed, hosts):
         ends(clocks, programs[-1])
         after = random_program(seed + epoch + 1, len(hosts), "mean")
         programs.append(dataclasses.replace(after, start=clocks[0].read()))
+
+
+def test_a_machine_whose_ranks_are_done_still_takes_what_others_write():
+    """Rank 0 writes rows of machine 1 in more steps than may wait there, and reads none of them."""
+    steps = 3 * AREAS
+    clocks = local_clocks(2, torch.zeros(6, 1), "sum", hosts=[0, 1])
+    driver(clocks[1], trains=True).end()
+    iteration = driver(clocks[0], trains=True)
+    for step in range(steps):
+        iteration.ask()
+        iteration.arrive()
+        iteration.deliver(object())
+        clocks[0].update(torch.full((1, 1), step + 1.0), torch.tensor([5]))
+    iteration.ask()
+    iteration.end()
+    clocks[0].settle()
+    assert clocks[0].read().flatten().tolist() == [0, 0, 0, 0, 0, steps]
+
+
+def test_a_loop_that_is_left_waits_for_no_rows_and_keeps_none():
+    clocks = local_clocks(2, torch.zeros(6, 1), "sum", hosts=[0, 1])
+    iteration = driver(clocks[0], trains=True)
+    homes, out = clocks[0].rows.homes, torch.empty(6, 1)
+    early = EarlyRead(clocks[0].rows.part, homes, out)
+    iteration.begin_early(np.arange(6))
+    early.ask("x", [torch.arange(6)], iteration.step)
+    early.land()
+    iteration.deliver(object())
+    again = EarlyRead(clocks[0].rows.part, homes, out)
+    iteration.begin_early(np.arange(6))
+    again.ask("x", [torch.arange(6)], iteration.step)
+    again.forget()
+    iteration.end()
+    driver(clocks[1], trains=True).end()
+    with pytest.raises(PlanError, match="a loop was left"):
+        again.land()
+    early.forget()
+    (away,) = homes.away.values()
+    clocks[0].read()
+    assert away.num_awaited == 0
 
 
 def test_updates_outside_of_loops_are_seen_at_once_by_all_machines():

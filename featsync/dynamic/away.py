@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featsync.dynamic.letters import Letter, Wire, letter
 from featsync.dynamic.positions import Position
-from featsync.errors import PeerError
+from featsync.errors import PeerError, PlanError
 from featsync.exchange.frames import Frame
 from featsync.row_kind import RowKind
 
@@ -54,9 +54,10 @@ class AwayPart:
         """Take an answer and return."""
         with self._changed:
             ticket = frame.words["ticket"]
-            if ticket in self._awaited:
-                self._answers[ticket] = frame
-                self._changed.notify_all()
+            self._answers[ticket] = frame
+            if ticket not in self._awaited:
+                del self._answers[ticket]
+            self._changed.notify_all()
 
     def begin(self) -> None:
         """Tell that this rank takes part from here on."""
@@ -119,6 +120,11 @@ class AwayPart:
         """Ask to write rows at once; they are distinct."""
         return self._ask(letter("assign", rows, [values]))
 
+    @property
+    def num_awaited(self) -> int:
+        """Answers that somebody waits for, or that are here and were not taken."""
+        return len(self._awaited | self._answers.keys())
+
     def is_answered(self, ticket: int) -> bool:
         """Whether `wait` would not block."""
         return ticket in self._answers
@@ -129,11 +135,14 @@ class AwayPart:
         Raises:
             PeerError: It cannot be, or the rank that serves this one there has ended.
             PeerTimeoutError: That rank gave no sign of life, or did not answer for very long.
+            PlanError: It was forgotten meanwhile.
         """
         look = self._watch()
         try:
             with self._changed:
                 while ticket not in self._answers:
+                    if ticket not in self._awaited:
+                        raise PlanError("a loop was left while its rows were waited for")
                     self._changed.wait(_LOOK_S)
                     if ticket not in self._answers:
                         look()
@@ -146,10 +155,9 @@ class AwayPart:
         return frame
 
     def forget(self, ticket: int) -> None:
-        """Nobody waits for an answer any more."""
-        with self._changed:
-            self._awaited.discard(ticket)
-            self._answers.pop(ticket, None)
+        """Nobody needs an answer any more; takes no lock."""
+        self._awaited.discard(ticket)
+        self._answers.pop(ticket, None)
 
     def _ask(self, question: Letter) -> int:
         words, numbers = question

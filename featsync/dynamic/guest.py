@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from featsync.dynamic.areas import Areas
+from featsync.dynamic.board import AREAS
 from featsync.dynamic.letters import Letter, letter, rows_of, values_of
 from featsync.dynamic.part import HostPart
 from featsync.dynamic.positions import Position, epoch_of
@@ -132,7 +133,7 @@ class Guest:
             "excuse": self._excuse,
             "learn": lambda frame: self._part.board.learn(),
             "write": self._write,
-            "close": lambda frame: self._part.board.close(self._rank, frame.words["where"]),
+            "close": self._close,
             "end": self._end,
             "early": self._read_early,
             "patch": self._patch,
@@ -156,6 +157,13 @@ class Guest:
         self._early.clear()
         self._written.clear()
         self._part.board.end_epoch(self._rank, frame.words["where"])
+
+    def _close(self, frame: Frame) -> None:
+        where, board = frame.words["where"], self._part.board
+        board.close(self._rank, where)
+        if where - board.committed > AREAS // 2:
+            # Nobody here commits: this machine's ranks may be through with the epoch.
+            self._part.commits.help()
 
     def _write(self, frame: Frame) -> None:
         words, rows = frame.words, _some(frame)

@@ -84,6 +84,11 @@ class EarlyRead:
                 (away, rows, away.ask_patch(early, to)) for away, rows, early in self._early
             ]
 
+    def forget(self) -> None:
+        """The loop was left; takes no lock."""
+        for away, _, ticket in (*self._early, *(self._patches or ())):
+            away.forget(ticket)
+
     @property
     def is_patched(self) -> bool:
         """Whether `patch` would not block."""
