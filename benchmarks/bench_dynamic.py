@@ -39,12 +39,12 @@ BUSY_MS = {16: 40.0, 128: 120.0}
 CLOSE = 1e-4  # tables may differ by the order of float sums
 
 
-def workloads(widths: Sequence[int], rounds: int, is_small: bool) -> list[Workload]:
+def workloads(rows: int, widths: Sequence[int], rounds: int, is_small: bool) -> list[Workload]:
     """What is measured."""
     if is_small:
         return [Workload(2_000, 4, 300, 3, 1), Workload(2_000, 4, 300, 3, 1, 1.0)]
     return [
-        Workload(ROWS, width, IDS, STEPS, rounds, busy_ms)
+        Workload(rows, width, IDS, STEPS, rounds, busy_ms)
         for width in widths
         for busy_ms in (0.0, BUSY_MS.get(width, 40.0))
     ]
@@ -98,13 +98,14 @@ def report(row: dict[str, Any]) -> None:
 def main() -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=ROWS, help="of the table")
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 128])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--smoke", action="store_true", help="a tiny size, to see that it runs")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
-    for work in workloads(args.widths, args.rounds, args.smoke):
+    for work in workloads(args.rows, args.widths, args.rounds, args.smoke):
         with Ranks(2, timeout=900.0) as ranks:
             rows.append(measured(work, ranks.call(dynamic_lanes.measure, work)))
         report(rows[-1])

@@ -215,7 +215,8 @@ def tables(results: Path) -> Iterator[str]:
     yield from of_file("retention", retention)
     yield from of_file("host_cache", host_cache)
     yield from of_file("host_cache_link", host_cache_link)
-    yield from of_file("dynamic", dynamic)
+    sizes = [reports[name]["rows"] for name in ("dynamic", "dynamic_large") if name in reports]
+    yield from dynamic([row for rows in sizes for row in rows])
     yield from of_file("dynamic_link", dynamic_link)
     yield from of_file("memory", memory)
 

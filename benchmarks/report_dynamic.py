@@ -10,22 +10,26 @@ from report_cells import ratio
 
 def dynamic(rows: list[dict[str, Any]]) -> Iterator[str]:
     """One line a workload."""
+    if not rows:
+        return
     yield (
-        "**Rows that every step trains**, 2 ranks, Adagrad, 1M rows, 50,000 ids of a power law a "
-        "step and rank (`python benchmarks/bench_dynamic.py`): ms a step; *exposed* is above a "
-        "step that neither reads nor updates."
+        "**Rows that every step trains**, 2 ranks, Adagrad, 50,000 ids of a power law a step and "
+        "rank (`python benchmarks/bench_dynamic.py`): ms a step; *exposed* is above a step that "
+        "neither reads nor updates."
     )
     yield ""
     yield (
-        "| width | device busy ms (simulated) | NodeEmbedding | featsync inline | featsync | alone "
-        "| / NodeEmbedding | / alone | exposed / inline's | rows read again | tables differ by |"
+        "| rows | width | device busy ms (simulated) | NodeEmbedding | featsync inline | featsync "
+        "| alone | / NodeEmbedding | / alone | exposed / inline's | rows read again "
+        "| tables differ by |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    yield "|---" * 12 + "|"
     for row in rows:
         ms = [1e3 * row["step_s"][name] for name in _NAMES]
         found = [row[name] for name in ("of_node_embedding", "of_alone", "exposed_of_inline")]
+        times = " | ".join(f"{value:.0f}" for value in ms)
         yield (
-            f"| {row['width']} | {row['busy_ms']:g} | {' | '.join(f'{value:.0f}' for value in ms)} "
+            f"| {row['rows']:,} | {row['width']} | {row['busy_ms']:g} | {times} "
             f"| {' | '.join(map(ratio, found))} | {row['patched']:.0%} "
             f"| {max(row['apart'].values()):.1g} |"
         )
