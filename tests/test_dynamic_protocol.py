@@ -63,8 +63,12 @@ class Found(NamedTuple):
 
 
 def search(program, rules):
-    """Go through all states, the nearest first, until a rule is broken."""
-    model = Model(program, rules)
+    """Go through all states of a program."""
+    return search_states(Model(program, rules))
+
+
+def search_states(model):
+    """Go through all states of a model, the nearest first, until a rule is broken."""
     before = {model.start(): None}
     waiting = deque(before)
     while waiting:

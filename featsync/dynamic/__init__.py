@@ -61,5 +61,6 @@ Several machines
     9. A read of one whole step asks machines that are behind again, until all show the same one.
 
 All states of a model of this, of 2 and 3 ranks, are searched by ``tests/test_dynamic_protocol.py``
-(without 3, which only tells *when* rows of one commit are merged).
+(without 3, which only tells *when* rows of one commit are merged), and of one of what machines add
+by ``tests/test_dynamic_machines.py`` (3, 7 and 8).
 """
