@@ -103,6 +103,22 @@ def ranks_that_disagree_about_their_optimizer_hear_of_it(rank):
         assert feature.read().lt(1).all()
 
 
+def learning_rates_that_differ_in_a_step_are_an_error(rank):
+    """Of whoever merges rows of both; the other hears of it. Their table is lost."""
+    feature = featsync.DynamicFeature(torch.ones(20, 2), timeout=20.0)
+    optimizer = featsync.optim.SparseSGD(feature, lr=0.1)
+
+    def train():
+        for step, minibatch in enumerate(pipe_of(feature, 5)):
+            minibatch.node_features["x"].sum().backward()
+            optimizer.lr = 0.1 + 0.1 * rank * (step == 1)
+            optimizer.step(minibatch)
+
+    with pytest.raises((ConfigError, PeerError), match="learning rates|failed while it changed"):
+        train()
+    dist.barrier()
+
+
 def bad_updates_on_one_rank_leave_the_steps_of_both_as_they_are(rank):
     feature = featsync.DynamicFeature(torch.zeros(20, 2), "sum", timeout=20.0)
     for step, minibatch in enumerate(pipe_of(feature, 4)):
@@ -146,6 +162,7 @@ FACTS = [
     ranks_that_disagree_about_the_rows_are_all_told,
     what_one_rank_gets_wrong_is_its_own_error_and_told_to_the_others,
     ranks_that_disagree_about_their_optimizer_hear_of_it,
+    learning_rates_that_differ_in_a_step_are_an_error,
     bad_updates_on_one_rank_leave_the_steps_of_both_as_they_are,
     a_staleness_that_is_too_large_is_an_error_of_the_rank_that_is_ahead,
 ]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from featsync.dynamic.merge import Merge, Numbered, Round, RowNumbers
+from featsync.errors import ConfigError
 from featsync.optim.rules import Rule, States
 from featsync.row_items import put_rows, take_rows
 
@@ -31,9 +32,20 @@ class Learning(Merge):
         self._rule, self._states, self._divisor = rule, states, divisor
 
     def apply(self, table: torch.Tensor, rounds: Sequence[Round], numbers: RowNumbers) -> None:
-        """Change rows and their states."""
+        """Change rows and their states.
+
+        Raises:
+            ConfigError: Ranks gave different learning rates.
+        """
         if not rounds:
             return
+        rates = sorted({part.factor for part in rounds})
+        if len(rates) > 1:
+            raise ConfigError(
+                f"ranks train rows with different learning rates in one step: {rates}. Change lr "
+                "on all ranks alike. Some rows may hold this step's values and some not: go on "
+                "from a checkpoint."
+            )
         numbered = numbers.number(rounds)
         gradients = summed(rounds, numbered)
         if self._divisor > 1:
