@@ -114,7 +114,7 @@ def learning_rates_that_differ_in_a_step_are_an_error(rank):
             optimizer.lr = 0.1 + 0.1 * rank * (step == 1)
             optimizer.step(minibatch)
 
-    with pytest.raises((ConfigError, PeerError), match="learning rates|failed while it changed"):
+    with pytest.raises((ConfigError, PeerError), match=r"learning rates|failed while it changed"):
         train()
     dist.barrier()
 
