@@ -74,6 +74,9 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Copy rows as of the last committed step; inside a step, of its start. Not collective.
 
+        After a loop, what ranks of other machines wrote in its last step may still be on its way:
+        `commit` waits for it.
+
         Args:
             ids: ``(n,)``; ``None``: all.
 
@@ -110,7 +113,8 @@ class DynamicFeature(gb.Feature):  # type: ignore[misc]  # DGL has no types
         """End the step that is under way, and block until all ranks did and it is committed.
 
         Collective inside a loop; what is written afterwards belongs to a further step. Outside of
-        loops it blocks until all that this rank wrote is committed.
+        loops it blocks until all that this rank wrote is committed, and after a loop that it took
+        part in until all ranks have ended it too and all is committed on all machines.
 
         Raises:
             PeerError: A rank that takes part has ended.

@@ -52,21 +52,21 @@ def rows_are_learned_as_on_one_machine(rank):
             optimizer.load_state_dict(state)
         return feature, optimizer, loader_of(feature, wants)
 
-    def train(optimizer, loader):
+    def train(feature, optimizer, loader):
         for minibatch in loader:
             (minibatch.node_features["x"] ** 2).sum().backward()
             optimizer.step(minibatch)
-        dist.barrier()
+        feature.commit()
 
     feature, optimizer, loader = learner(start)
     for _ in range(2):
-        train(optimizer, loader)
+        train(feature, optimizer, loader)
     rows, state = feature.read(), optimizer.state_dict()
     assert len(state["states"]["sum"]) == 30
     again, its_optimizer, its_loader = learner(rows, state)
     for _ in range(2):
-        train(optimizer, loader)
-        train(its_optimizer, its_loader)
+        train(feature, optimizer, loader)
+        train(again, its_optimizer, its_loader)
     assert same_bits(feature.read(), again.read())
     found = [None] * world.size
     dist.all_gather_object(found, (feature.read(), optimizer.state_dict()["states"]["sum"]))
