@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from dynamic_lanes import INLINE, THREAD, Featsync, Workload, ids_of
-from pretended_machines import run_on_machines
+from pretended_machines import leave_group, run_on_machines
 from records import write_json
 
 RATE, BYTES_A_SECOND = "1gbit", 125e6
@@ -78,8 +78,7 @@ def on_a_machine(folder: Path, work: Workload) -> None:
     dist.all_gather_object(everybody, measure(work))
     if dist.get_rank() == 0:
         (folder / "row.json").write_text(json.dumps(summary(work, everybody)))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_group()
 
 
 def summary(work: Workload, of_ranks: list[dict[str, Any]]) -> dict[str, Any]:

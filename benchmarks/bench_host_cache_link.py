@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from bench_link import RATE, Given
-from pretended_machines import run_on_machines
+from pretended_machines import leave_group, run_on_machines
 from records import write_json
 from sampled_ids import Epoch, sample
 
@@ -150,8 +150,7 @@ def on_a_machine(folder: Path, configs: list[Config]) -> None:
             print(f"{config}: {row}", flush=True)
     if rank.rank == 0:
         (folder / "rows.json").write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_group()
 
 
 def launch(dataset: str, epoch: Epoch, caches: Sequence[float]) -> list[dict[str, Any]] | None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import dgl.graphbolt as gb
 import torch
 import torch.distributed as dist
-from pretended_machines import run_on_machines
+from pretended_machines import leave_group, run_on_machines
 from records import write_json
 from torch.utils.data import IterDataPipe
 
@@ -171,8 +171,7 @@ def on_a_machine(size: Size, path: Path) -> None:
     rows = measure(size)
     if dist.get_rank() == 0:
         path.write_text(json.dumps(summary(rows)))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_group()
 
 
 def report(row: dict[str, Any]) -> None:

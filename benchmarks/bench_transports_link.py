@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import transport_lanes
 from bench_transports import ratios, report
-from pretended_machines import run_on_machines
+from pretended_machines import leave_group, run_on_machines
 from records import write_json
 from transport_lanes import Setting
 
@@ -37,8 +37,7 @@ def on_a_machine(folder: Path, settings: tuple[Setting, ...], rounds: int) -> No
     found = [transport_lanes.measure(setting, rounds) for setting in settings]
     if dist.get_rank() == 0:
         (folder / "rows.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_group()
 
 
 def main() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["run_on_machines"]
+import torch.distributed as dist
+
+__all__ = ["leave_group", "run_on_machines"]
 
 _ROOT = Path(__file__).parent.parent
 _IMPOSSIBLE = 2  # the launcher's status where a system lacks what it needs, and says what
@@ -44,3 +47,12 @@ def run_on_machines(
         return False
     done.check_returncode()
     return True
+
+
+def leave_group() -> None:
+    """End a rank's part in the default group, when all ranks are through; collective."""
+    dist.barrier()
+    # torch 2.2 holds the GIL while it ends, and hangs if a thread still has to let go of the
+    # barrier's tensor.
+    time.sleep(0.2)
+    dist.destroy_process_group()
