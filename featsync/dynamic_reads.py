@@ -74,7 +74,8 @@ class DynamicReads:
     ) -> None:
         self._tables, self._staleness, self._mover = dict(tables), staleness, mover
         self._iterations: dict[FeatureClock, Iteration] = {}
-        self._seen: dict[FeatureKey, Position] = {}
+        # Of reads in a hold, up to where they show all steps, and how many rows others sent.
+        self._seen: dict[FeatureKey, tuple[Position, int]] = {}
         self._next: Flight | None = None
         # Of the flight that is delivered next, rows of which other machines hold some.
         self._apart: dict[FeatureKey, EarlyRead] = {}
@@ -226,9 +227,10 @@ class DynamicReads:
         self, key: FeatureKey, iteration: Iteration, flight: Flight, own: Position
     ) -> None:
         ids = _ids_of(flight.wants[key])
-        self._seen[key] = iteration.read_whole(ids, flight.whole[key], own)
-        if (homes := self._tables[key].clock.rows.homes) is not None:
-            self._mover.stats.features[key].count_sent(homes.num_away(ids))
+        homes = self._tables[key].clock.rows.homes
+        seen = iteration.read_whole(ids, flight.whole[key], own)
+        # Counted by the trainer's thread: on this one, counts could get lost.
+        self._seen[key] = seen, 0 if homes is None else homes.num_away(ids)
 
     def _settle(self, key: FeatureKey, flight: Flight) -> None:
         table, iteration = self._tables[key], self._iteration_of(key)
@@ -236,12 +238,15 @@ class DynamicReads:
         if (early := self._apart.pop(key, None)) is not None:
             stats.rows_patched += early.patch(iteration.rows_to_patch())
             stats.count_sent(early.num_away)
-        elif (seen := self._seen.pop(key, None)) is None:
+        elif (found := self._seen.pop(key, None)) is None:
             stats.rows_patched += self._patch(table, flight, iteration.rows_to_patch())
-        elif iteration.is_current(seen):
-            stats.staleness = max(stats.staleness, iteration.lag_of(seen))
         else:
-            stats.rows_patched += self._patch(table, flight, None)
+            seen, num_away = found
+            stats.count_sent(num_away)
+            if iteration.is_current(seen):
+                stats.staleness = max(stats.staleness, iteration.lag_of(seen))
+            else:
+                stats.rows_patched += self._patch(table, flight, None)
         if table.clock.learner is not None:
             leaves = tuple(rows.detach().requires_grad_() for rows in flight.rows[key])
             flight.rows[key] = leaves

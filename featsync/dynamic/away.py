@@ -56,7 +56,7 @@ class AwayPart:
             ticket = frame.words["ticket"]
             self._answers[ticket] = frame
             if ticket not in self._awaited:
-                del self._answers[ticket]
+                self._answers.pop(ticket, None)  # which whoever forgot it may have done by now
             self._changed.notify_all()
 
     def begin(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ from featsync.dynamic.homes import Homes, Split
 from featsync.dynamic.letters import rows_of, values_of
 from featsync.dynamic.part import HostPart
 from featsync.dynamic.positions import Position
+from featsync.dynamic.waits import PATIENCE
+from featsync.errors import PeerTimeoutError
 from featsync.exchange.split import RowsOfRank
 from featsync.move import Gather
 from featsync.row_items import put_rows
@@ -151,7 +154,10 @@ def read_whole(
 
     Raises:
         PeerError: A rank that has to end its step has ended, or a rank that serves rows.
+        PeerTimeoutError: For very long, machines were never found at one step.
     """
+    limit = PATIENCE * part.commits.timeout
+    deadline = time.monotonic() + limit
     while True:
         asked = [(away, rows, away.ask_rows(rows.rows, least, [*out])) for away, rows in split.away]
         seen = []
@@ -163,6 +169,14 @@ def read_whole(
         seen += _land(asked, [*out.values()])
         if len(set(seen)) <= 1:
             break
+        if time.monotonic() > deadline:
+            names = ", ".join(away.name for away, _ in split.away)
+            raise PeerTimeoutError(
+                f"for {limit:g} s this machine and those of {names} were never seen at one step of "
+                "rows that change: others train too fast to be read from here. Read between "
+                "epochs, or raise the timeout of featsync.DynamicFeature.",
+                names,
+            )
         least = max(seen)
     for target in out.values():
         _repeat(split, target)
