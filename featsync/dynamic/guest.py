@@ -117,14 +117,20 @@ class Guest:
             if ticket is not None:
                 words, numbers = answer
                 self._answer(({**words, "ticket": ticket, "problem": problem}, numbers))
-            self._merge_later()
+            self._merge()
 
-    def _merge_later(self) -> None:
+    def _merge(self) -> None:
+        """Merge what the guest did not need next, and what nobody else here does."""
+        board, commits = self._part.board, self._part.commits
         try:
-            self._part.commits.merge_later()
+            commits.merge_later()
+            if board.closed(self._rank) - board.committed > AREAS // 2:
+                # This machine's ranks may be through with the epoch.
+                commits.help()
         except Exception:  # noqa: BLE001 - the thread lives on
-            # The table is given up, and all who use it hear of it; this one with its next letter.
-            _LOG.exception("cannot merge what %s did not need next", self._name)
+            # A rank that merged has ended, or the table is given up: all who use it hear of that,
+            # this guest with its next letter.
+            _LOG.exception("cannot merge what %s wrote", self._name)
 
     @property
     def _actions(self) -> dict[str, Callable[[Frame], Letter | None]]:
@@ -159,11 +165,7 @@ class Guest:
         self._part.board.end_epoch(self._rank, frame.words["where"])
 
     def _close(self, frame: Frame) -> None:
-        where, board = frame.words["where"], self._part.board
-        board.close(self._rank, where)
-        if where - board.committed > AREAS // 2:
-            # Nobody here commits: this machine's ranks may be through with the epoch.
-            self._part.commits.help()
+        self._part.board.close(self._rank, frame.words["where"])
 
     def _write(self, frame: Frame) -> None:
         words, rows = frame.words, _some(frame)
