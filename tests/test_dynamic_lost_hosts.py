@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -13,11 +12,11 @@ import torch.distributed as dist
 
 import featsync
 from cluster import Cluster, why_impossible
-from featsync.errors import ConfigError, PeerError, PeerTimeoutError
+from featsync.errors import ConfigError, PeerError
 from featsync.plan import FeatureKey
 from support.graphs import HandMade, planned, store_of
 from support.hosts import HostRanks
-from support.processes import wait_until
+from support.lost_hosts import Seen, kill_and_unplug
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
 
@@ -52,7 +51,7 @@ def train_on(rank):
                 (Path(os.environ["TEST_FOLDER"]) / f"trains.{rank}").touch()
             time.sleep(0.01)
     except PeerError as error:
-        seen = (type(error), error.peer, str(error), time.time(), before)
+        seen = Seen(type(error), error.peer, str(error), time.time(), before)
         (Path(os.environ["TEST_FOLDER"]) / f"saw.{rank}").touch()
         return seen
     return None
@@ -62,26 +61,9 @@ def train_on(rank):
 def test_a_killed_rank_and_a_lost_link_are_named_by_the_others():
     if (reason := why_impossible()) is not None:
         pytest.skip(reason)
-    with Cluster(hosts=2) as cluster:
-        run = HostRanks(cluster, 2, train_on, together=False, timeout_s=120)
-        trains = [run.folder / f"trains.{rank}" for rank in range(4)]
-        assert wait_until(lambda: all(path.exists() for path in trains), 90)
-        (victim,) = [p for p in cluster.machines[1].processes() if p.rank == 2]
-        os.kill(victim.pid, signal.SIGKILL)
-        killed = time.time()
-        assert wait_until((run.folder / "saw.0").exists, 20)
-        cluster.link.set_up(1, False)
-        unplugged = time.time()
-        found = [seen or (None,) * 5 for seen in run.results(dead=[2])]
-    kinds, peers, words, moments, steps = zip(*found, strict=True)
-    assert kinds == (PeerError, PeerTimeoutError, None, PeerTimeoutError)
-    assert peers == (
-        "rank 1 (global rank 2)", "rank 1 (global rank 3)", None, "rank 0 (global rank 1)",
-    )  # fmt: skip
-    assert "has ended, and with it went the rows that it held" in words[0]
-    assert moments[0] - killed < 10
-    assert all(4 < moments[rank] - unplugged < 30 for rank in (1, 3))
-    assert steps[1] == steps[3]  # whoever trains on is at most a step ahead of a rank that does not
+    found = kill_and_unplug(train_on, "trains")
+    # Whoever trains on is at no other step than the rank that it waits for.
+    assert found[1].extra == found[3].extra
 
 
 def errors_of_one_machine_reach_the_other(rank):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -12,12 +11,11 @@ import torch
 import torch.distributed as dist
 
 import featsync
-from cluster import Cluster, why_impossible
-from featsync.errors import PeerError, PeerTimeoutError
+from cluster import why_impossible
+from featsync.errors import PeerError
 from featsync.plan import FeatureKey
 from support.graphs import HandMade, assert_same, store_of
-from support.hosts import HostRanks
-from support.processes import wait_until
+from support.lost_hosts import Seen, kill_and_unplug
 
 pytestmark = [pytest.mark.dgl, pytest.mark.multirank]
 
@@ -42,7 +40,7 @@ def read_on(rank):
                 (Path(os.environ["TEST_FOLDER"]) / f"reads.{rank}").touch()
             time.sleep(0.01)
     except PeerError as error:
-        seen = (type(error), error.peer, str(error), time.time())
+        seen = Seen(type(error), error.peer, str(error), time.time())
         (Path(os.environ["TEST_FOLDER"]) / f"saw.{rank}").touch()
         return seen
     return None
@@ -52,25 +50,6 @@ def read_on(rank):
 def test_a_killed_rank_and_a_lost_link_are_named_by_whoever_needs_them():
     if (reason := why_impossible()) is not None:
         pytest.skip(reason)
-    with Cluster(hosts=2) as cluster:
-        run = HostRanks(cluster, 2, read_on, together=False, timeout_s=120)
-        reads = [run.folder / f"reads.{rank}" for rank in range(4)]
-        assert wait_until(lambda: all(path.exists() for path in reads), 90)
-        (victim,) = [p for p in cluster.machines[1].processes() if p.rank == 2]
-        os.kill(victim.pid, signal.SIGKILL)
-        killed = time.time()
-        assert wait_until((run.folder / "saw.0").exists, 20)
-        cluster.link.set_up(1, False)
-        unplugged = time.time()
-        kinds, peers, words, moments = zip(
-            *(seen or (None,) * 4 for seen in run.results(dead=[2])), strict=True
-        )
-
-    assert kinds == (PeerError, PeerTimeoutError, None, PeerTimeoutError)
-    assert peers == (
-        "rank 1 (global rank 2)", "rank 1 (global rank 3)", None, "rank 0 (global rank 1)",
-    )  # fmt: skip
-    assert "has ended, and with it went the rows that it held" in words[0]
-    assert "waited 5 s for rows of rank 1 (global rank 3), which gave no sign of life" in words[1]
-    assert moments[0] - killed < 10
-    assert all(4 < moments[rank] - unplugged < 30 for rank in (1, 3))
+    found = kill_and_unplug(read_on, "reads")
+    words = "waited 5 s for rows of rank 1 (global rank 3), which gave no sign of life"
+    assert words in found[1].words

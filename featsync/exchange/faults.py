@@ -69,7 +69,7 @@ def silent(world: World, rank: int, timeout: float) -> PeerTimeoutError:
     return PeerTimeoutError(
         f"{world.name(world.rank)} waited {timeout:g} s for rows of {name}, which gave no sign of "
         "life. Look whether its process is stopped or its machine is reachable, or raise the "
-        "timeout of featsync.PartitionedFeature.",
+        "timeout that the feature was built with.",
         name,
     )
 
@@ -79,7 +79,7 @@ def busy(world: World, rank: int, seconds: float) -> PeerTimeoutError:
     name = world.name(rank)
     return PeerTimeoutError(
         f"{world.name(world.rank)} has waited {seconds:g} s for {name}, which lives but does not "
-        "answer. Look what keeps it busy, or raise the timeout of featsync.PartitionedFeature.",
+        "answer. Look what keeps it busy, or raise the timeout that its feature was built with.",
         name,
     )
 
